@@ -8,11 +8,12 @@ dynamic scale backs off.
     scale  -> multiplied into the gradient of the loss        inv_scale      -> multiplied into the fp32 gradients
     found_inf(grads) -> must this step be skipped?            update(found_inf) -> the scale of the next step
 
-The three policies follow ``torch.amp.GradScaler`` bit for bit, its keys and its defaults included.
+The three policies follow ``torch.amp.GradScaler`` bit for bit, its keys and its defaults included. To add one, derive
+its class here and write ``conf/loss_scale/X.yaml``. Backends in which a library keeps the scale refuse a new policy.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -144,7 +145,7 @@ class DynamicLossScale(StaticLossScale):
 
 
 LossScale = NoLossScale | StaticLossScale | DynamicLossScale
-BY_NAME: dict[str, type[LossScale]] = {each.name: each for each in (NoLossScale, StaticLossScale, DynamicLossScale)}
+OF_GRAD_SCALER: tuple[type[LossScale], ...] = (NoLossScale, StaticLossScale, DynamicLossScale)
 
 STATE = ("scale", "growth_tracker", "overflows_left")
 
@@ -164,4 +165,11 @@ def load_state(scaling: LossScale, state: Mapping[str, float]) -> None:
 def auto(precision: str) -> LossScale:
     """Returns the precision's own policy with its defaults: dynamic for fp16, whose range is narrow; none where the
     range is fp32's."""
-    return BY_NAME[PRECISIONS[precision].loss_scale]()
+    return next(each() for each in OF_GRAD_SCALER if each.name == PRECISIONS[precision].loss_scale)
+
+
+def require_one_of(known: Sequence[type[LossScale]], scaling: LossScale, who: str) -> None:
+    """Raises InputError where a policy is none that ``who`` knows; one that is derived from a known one is another."""
+    if type(scaling) not in known:
+        names = ", ".join(each.name for each in known)
+        raise InputError("loss_scale", scaling.name, f"{who} has none: expected one of auto, {names}")

@@ -3,7 +3,7 @@
     python scripts/docs_numbers.py [--check]
 
 A place for numbers is ``<!-- numbers: NAME FILE -->``, lines that are written by this program, ``<!-- end -->``. NAME
-is one of ``NUMBERS``, and FILE the file or the folder in docs/ that it is made from. The checks need none. With
+is one of ``NUMBERS``, and FILE the file or folder that it is made from, seen from docs/. The checks need none. With
 ``--check`` nothing is written, and the exit code is 1 if a page does not show what its files say, or if a number that
 looks measured stands outside of its places: a percentage, a time, a size in bytes, or "N of M". A limit or a setting is
 said in words, as a fraction or as code, so that a number with a unit is always one that a file holds.
@@ -19,6 +19,7 @@ import pandas as pd
 from real_bug_tables import bugs, draws, since, themes, unnamed
 from summaries import MB, markdown, time_ratio
 
+from mpcompare.command.listing import lines_of
 from mpcompare.verdict.judge.check import listed
 from mpcompare.verdict.judge.kinds import KINDS
 
@@ -286,6 +287,12 @@ def watched_bugs(file: Path) -> str:
     return said + markdown(shown)
 
 
+def options(folder: Path) -> str:
+    """Returns a row for each option of a group of conf/, with what its file says of itself."""
+    lines = lines_of(folder.name, [folder.parent])
+    return markdown(pd.DataFrame({folder.name: [f"`{name}`" for name in lines], "what it is": list(lines.values())}))
+
+
 def questions(_: Path) -> str:
     """Returns a row for each check, with the first line of its file."""
     return markdown(pd.DataFrame([_of_check(kind)[:2] for kind in KINDS], columns=["check", "question"]))
@@ -321,6 +328,7 @@ OF_PAGES = (
     table,
     checks,
     questions,
+    options,
 )
 OF_REAL_BUGS = (draws, themes, unnamed, since, bugs)
 NUMBERS: dict[str, Callable[[Path], str]] = {each.__name__: each for each in (*OF_PAGES, *OF_REAL_BUGS)}

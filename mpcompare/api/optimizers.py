@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from glob import escape
 from typing import Any
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 
 from mpcompare.api.objects import Objects
 from mpcompare.errors import InputError, check_choice, in_full
+from mpcompare.paths import CONF
 from mpcompare.tasks.any_optimizer import fault_of
+from mpcompare.tasks.optimizers import OPTIMIZERS
 
-WORDS = ("sgd", "momentum", "nesterov", "adam", "adamw")
-KNOWN = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
-VALUES = ("lr", "betas", "eps", "momentum", "nesterov", "weight_decay")
+WORDS = sorted({path.stem for path in (CONF / "optimizer").glob("*.yaml")} - {"task", "torch"})
+KNOWN = {each.of_torch: each for each in OPTIMIZERS}
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")  # change no number
 UNASKED = (*IMPLEMENTATION, "params", "decoupled_weight_decay", "initial_lr")
 EXPECTED = f"expected one of {', '.join(WORDS)}, a class of torch.optim, or a function of the parameters"
@@ -40,13 +42,14 @@ def read(optimizer: Any, model: Any, objects: Objects) -> tuple[str, Mapping[str
         raise InputError("optimizer", type(made).__name__, expected)
     first = {name: float(v) if isinstance(v, Tensor) else v for name, v in made.param_groups[0].items()}
     groups = {"groups": _groups(made, model)} if len(made.param_groups) > 1 else {}
-    others = [name for name, value in first.items() if value and name not in (*VALUES, *UNASKED)]
-    if type(made) in KNOWN and not others:
-        word = "adamw" if first.get("decoupled_weight_decay") else KNOWN[type(made)]
-        return word, {**{name: first[name] for name in VALUES if name in first}, **groups}
+    if known := KNOWN.get(type(made)):
+        own = {field.name: first[field.name] for field in fields(known) if field.name in first}
+        if not any(value for name, value in first.items() if name not in (*own, *UNASKED)):
+            word = "adamw" if first.get("decoupled_weight_decay") else known.__name__.lower()
+            return word, {**own, **groups}
     given = optimizer.keywords if isinstance(optimizer, partial) and optimizer.func is type(made) else {}
-    known = given if given or optimizer is type(made) else None
-    return "torch", {**_by_its_class(type(made), first, known, objects), **groups}
+    told = given if given or optimizer is type(made) else None
+    return "torch", {**_by_its_class(type(made), first, told, objects), **groups}
 
 
 def _by_its_class(

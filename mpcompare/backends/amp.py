@@ -21,7 +21,14 @@ from mpcompare.backends.torch_model import (
 )
 from mpcompare.dtypes import torch_dtype
 from mpcompare.errors import InputError
-from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
+from mpcompare.loss_scale import (
+    OF_GRAD_SCALER,
+    DynamicLossScale,
+    LossScale,
+    NoLossScale,
+    StaticLossScale,
+    require_one_of,
+)
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Task
@@ -29,7 +36,8 @@ from mpcompare.tasks.task import Task
 
 def grad_scaler(scaling: LossScale, device: str) -> torch.amp.GradScaler:
     """Returns the ``GradScaler`` of the same policy; without loss scaling a disabled one, as the recipe has it. Raises
-    InputError where ``scaling`` has a floor or hysteresis, and GradScaler has neither."""
+    InputError where GradScaler has none, which has neither a floor nor hysteresis."""
+    require_one_of(OF_GRAD_SCALER, scaling, "GradScaler")
     if isinstance(scaling, NoLossScale):
         return torch.amp.GradScaler(device, enabled=False)
     if isinstance(scaling, DynamicLossScale):

@@ -13,7 +13,7 @@ from mpcompare.entrant.setup import Setup
 from mpcompare.instruments import fp32_products
 from mpcompare.records import RunRecorder
 from mpcompare.tasks.data import Dataset
-from mpcompare.tasks.draws import EXAMINED, seed_step
+from mpcompare.tasks.draws import as_examined
 from mpcompare.tasks.losses import count_of
 from mpcompare.tasks.task import Task, with_values
 from mpcompare.verdict.judge.held_out import HeldOut
@@ -45,9 +45,7 @@ def score(network: Callable[[Any], Any], dataset: Dataset, task: Task) -> Scores
     """
     total, correct, weights, labels = 0.0, None, 0, 0
     count = count_of(task.loss_fn)
-    devices = [dataset.x_test.device] if dataset.x_test.is_cuda else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        seed_step(EXAMINED)
+    with torch.no_grad(), as_examined(dataset.x_test.device):
         rows_at_once = task.micro_batch_size
         for x, y in zip(dataset.x_test.split(2048), dataset.y_test.split(2048), strict=True):
             for x_part, y_part in zip(x.split(rows_at_once), y.split(rows_at_once), strict=True):

@@ -4,10 +4,10 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+from mpcompare import generators
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.clean_process import CleanProcess
 from mpcompare.contract import State, Stepper
-from mpcompare.entrant import generators
 from mpcompare.entrant.evaluation import Scores
 from mpcompare.entrant.going_on import NOTHING, Before
 from mpcompare.entrant.plan import Plan

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from mpcompare import generators
 from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, save
 from mpcompare.contract import Stepper
 from mpcompare.dtypes import torch_dtype
-from mpcompare.entrant import generators
 from mpcompare.entrant.evaluation import record_evaluation
 from mpcompare.entrant.monitor import Monitor
 from mpcompare.entrant.resume import what_is_trained
@@ -37,7 +37,7 @@ def checkpoint_of(stepper: Stepper, step: int, what_is_trained: Mapping[str, Any
         updates=int(stepper.rates.updates),
         position=step,  # a batch a step
         what_is_trained=what_is_trained,
-        generators=generators.states(device),
+        generators=generators.saved(device),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mpcompare.loss_scale import DynamicLossScale, LossScale, state_of
+from mpcompare.loss_scale import OF_GRAD_SCALER, DynamicLossScale, LossScale, require_one_of, state_of
 from mpcompare.native import ops
 
 
@@ -19,6 +19,7 @@ class DeviceLossScale:
     """
 
     def __init__(self, scaling: LossScale, device: torch.device) -> None:
+        require_one_of(OF_GRAD_SCALER, scaling, "backend=fused")
         self.scaling = scaling
         self.scale = torch.tensor(scaling.scale, dtype=torch.float32, device=device)
         self.used_scale = self.scale.clone()

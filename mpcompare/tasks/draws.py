@@ -7,7 +7,8 @@ generators tells whether a backend asked for the same ones. ``torch.compile`` dr
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +27,14 @@ def seed_step(number: int, seed: int = 0) -> None:
     Python's and numpy's stay as they are.
     """
     torch.manual_seed(zlib.crc32(f"{seed} {number}".encode()))
+
+
+@contextmanager
+def as_examined(device: torch.device) -> Iterator[None]:
+    """Sets torch's generators as they are before an examined step, and puts them back in the end."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        seed_step(EXAMINED)
+        yield
 
 
 def state(device: torch.device) -> str:
@@ -65,7 +74,7 @@ def random_operators(call: Callable[[], object]) -> set[str]:
 
 def masks_depend_on_dtype(device: torch.device) -> bool:
     """Returns whether dropout keeps other elements of a tensor in 16 bits than in fp32, from the same seed."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with as_examined(device):
         for elements in (1 << 10, 1 << 16):
             kept = []
             for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):

@@ -1,7 +1,8 @@
 """The optimizers: each as torch's own, and as a replay in float64, with which the updates of a backend are compared.
 
 The learning rate of a step is the optimizer's times the factor of the schedule (:mod:`mpcompare.tasks.schedules`).
-Whoever drives a backend passes it to the step, and to the replay.
+Whoever drives a backend passes it to the step, and to the replay. To add one, write its class and its replay here and
+``conf/optimizer/X.yaml``; the mistakes that people make of it stand in ``verdict/examine/mistakes.py``.
 
 A replay also says how far correct fp32 arithmetic may be from it. With fp32's unit roundoff ``u = 2^-24``, an operation
 is off by at most ``u`` times its result, and so is a constant that is rounded to fp32. A sum, in whatever order it is
@@ -115,6 +116,7 @@ class Sgd:
         groups: parameters with values of their own (:mod:`mpcompare.tasks.groups`).
     """
 
+    of_torch: ClassVar[type[torch.optim.Optimizer]] = torch.optim.SGD
     linear: ClassVar[bool] = True
     bounded: ClassVar[bool] = True
     lr: float = 1e-3
@@ -374,6 +376,9 @@ class AdamReplay:
     def denominator(self, v: Tensor, c2: float) -> Tensor:
         """Returns ``d`` of a ``v`` that is divided by ``c2`` already."""
         return v.sqrt() + self.optimizer.eps
+
+
+OPTIMIZERS = (Sgd, Adam, AdamW)
 
 
 def require_known(optimizer: Optimizer, who: str) -> Sgd | Adam | AdamW:

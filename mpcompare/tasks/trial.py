@@ -1,7 +1,6 @@
 """The trial of a task: a network, its loss and its data are called before anything is trained."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from mpcompare.errors import InputError, first_line
 from mpcompare.tasks.batch import Batch, OfTrees, Tree, returns_trees, take_trees, tensors_of, tree_of
 from mpcompare.tasks.copies import copy_of
-from mpcompare.tasks.draws import EXAMINED, random_operators, seed_step, state
+from mpcompare.tasks.draws import EXAMINED, as_examined, random_operators, seed_step, state
 from mpcompare.tasks.losses import MaskedCrossEntropy, shares
 from mpcompare.tasks.task import Task
 
@@ -31,7 +30,7 @@ def try_out(model: nn.Module, task: Task, x: Batch, y: Batch, data: str, y_test:
     name = type(model).__name__
     model = copy_of(model)
     task = fitted(model, task, x, y)
-    with _forked_generators(x.device):
+    with as_examined(x.device):
         with torch.no_grad():
             output = _try_network(model, few, name, f"data={data}, inputs {_shape(few)}")
         _try_loss(task, output, targets, [y] if y_test is None else [y, y_test], data)
@@ -43,7 +42,7 @@ def fitted(model: nn.Module, task: Task, x: Batch, y: Batch) -> Task:
     with a loss that takes them. Raises InputError where the loss is of one tensor, and the network returns several, or
     there are several targets."""
     take_trees(model, isinstance(x, Tree), outputs=False)
-    with _forked_generators(x.device), torch.no_grad():
+    with as_examined(x.device), torch.no_grad():
         try:
             output = copy_of(model)(x[:4])
         except (Exception, SystemExit):
@@ -129,7 +128,7 @@ def first_loss(model: nn.Module, task: Task, x: Batch, y: Batch) -> str:
     """Returns why the network's loss on the first batch, in fp32, is no finite number; nothing where it is one. ``x``
     and ``y`` are the samples of the batch, the first of the training samples."""
     model, first = copy_of(model), 0
-    with _forked_generators(x.device), torch.no_grad():
+    with as_examined(x.device), torch.no_grad():
         for few, targets in task.micro_batches(x, y):
             seed_step(EXAMINED)
             output = model(few)
@@ -155,11 +154,6 @@ def _called(network: nn.Module, x: Batch) -> tuple[Any, str]:
     generators are left."""
     seed_step(EXAMINED)
     return network(x), state(x.device)
-
-
-def _forked_generators(device: torch.device) -> AbstractContextManager[None]:
-    """Returns a context that puts torch's generators back in the end."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def _check_classes(y: Tensor, classes: int, masked: bool) -> None:

@@ -84,20 +84,14 @@ def of_loss_scale(look: Look) -> Iterator[Defect]:
     policy = copy.deepcopy(look.steps.policy)
     if policy is None:
         return
+    said = "the loss scale is {:g} {} its update {}, where its policy says {:g}"
     for number, change in enumerate(look.steps.scales, start=1):
         if change.before != policy.scale:
-            yield _wrong_scale(f"before its update {number}", change.before, policy.scale)
+            yield Defect("loss scale", "", said.format(change.before, "before", number, policy.scale))
             return
         policy.update(change.found_inf)
         if change.given:
             policy.scale = change.after
         elif change.after != policy.scale:
-            because = (
-                f"the loss scale is {change.after:g} after its update {number}, where its policy says {policy.scale:g}"
-            )
-            yield Defect("loss scale", "", because)
+            yield Defect("loss scale", "", said.format(change.after, "after", number, policy.scale))
             return
-
-
-def _wrong_scale(when: str, found: float, right: float) -> Defect:
-    return Defect("loss scale", "", f"the loss scale is {found:g} {when}, where its policy says {right:g}")

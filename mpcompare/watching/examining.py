@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpcompare import generators
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.errors import first_line
 from mpcompare.precision import PRECISIONS, Precision
@@ -18,15 +19,14 @@ from mpcompare.verdict.examine.forced.kernels import Kernels, of_kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
-from mpcompare.verdict.examine.known_mistakes import known_mistakes
+from mpcompare.verdict.examine.known_mistakes import known_mistakes, of_all
 from mpcompare.verdict.examine.mistakes import DECOUPLED
 from mpcompare.verdict.examine.seen import Seen, all_finite, digits
 from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers
-from mpcompare.watching.generators import kept
 from mpcompare.watching.looking import Look
-from mpcompare.watching.replaying import FromTheRoot, NotInFloat64Error, as_it_was, without_autocast
+from mpcompare.watching.replaying import FromTheRoot, NotInFloat64Error, as_it_was, no_loss, without_autocast
 from mpcompare.watching.rules import COARSE, Rule, is_by_name, remembered, rules_of
 from mpcompare.watching.steps import Sum, Taken
 from mpcompare.watching.tape import Op, Root
@@ -83,10 +83,8 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
             kernels = of_kernels(network, seen.record, seen.buffers_after)
         loss = 0.0 if hidden else sum(root.loss for root in seen.roots)  # one that is hidden is not judged
         batches: Any = [None] * len(seen.roots)
-        step = Recorded(
-            seen.record, network, _no_loss, batches, loss, seen.grads, 1.0, seen.buffers_after, replays=make
-        )
-        with kept(), torch.enable_grad(), without_autocast():
+        step = Recorded(seen.record, network, no_loss, batches, loss, seen.grads, 1.0, seen.buffers_after, replays=make)
+        with generators.kept(), torch.enable_grad(), without_autocast():
             layers = compared_with_the_replay(step, precision, earlier)
     except NotReplayedError as error:
         return Replayed(precision.name, None, str(error), dtypes=dtypes)
@@ -105,10 +103,6 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     reference = replace(layers, places=alike, gradients=dict(made[0].own))
     unseen = f"it depends on {hidden}, of which no function of torch was seen" if hidden else ""
     return Replayed(precision.name, layers, unseen, made[0].shares, dtypes, reference)
-
-
-def _no_loss(output: Any, targets: Any) -> Tensor:
-    raise AssertionError("the loss of a watched loop is on its tape")
 
 
 def _computes(calls: Sequence[Call]) -> str:
@@ -281,9 +275,7 @@ def _mistakes(wrong: Sequence[tuple[Taken, int, Rule, list[str]]], compute: torc
         update = _update(step, number, names)
         task = Task(nn.Identity, "mse", rule.known, batch_size=1)
         found.append(known_mistakes(task, [update], compute))
-    shared = [name for name in found[0] if all(name in each for each in found)] if found else []
-    worst = {name: max((each[name] for each in found), key=lambda each: each.excess) for name in shared}
-    return worst or ({"": KnownMistake("", math.inf)} if wrong else {})
+    return of_all(found) or ({"": KnownMistake("", math.inf)} if wrong else {})
 
 
 def _update(step: Taken, number: int, names: Sequence[str]) -> Update:

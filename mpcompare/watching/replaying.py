@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from mpcompare import generators
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.copies import copy_of
 from mpcompare.verdict.examine.errors import gradient_error
@@ -20,7 +21,6 @@ from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
-from mpcompare.watching.generators import put_back
 from mpcompare.watching.own_functions import OwnFunction
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import CASTS, Called, Event, Inner, Op, Own, Root, Slot
@@ -110,7 +110,7 @@ class FromTheRoot(Replay):
 
     def _called(self, event: Called, call: Call, values: dict[int, Tensor]) -> Any:
         """Calls the network as it was called then, keeps its inner values, and returns its output."""
-        put_back(event.generators)
+        generators.put_back(event.generators)
         set_attributes(self.network, event.attributes, self.dtype)
         if self.latest is not None:  # the loop may have called the network in between, without gradients
             _move_buffers(self.network, self.latest.after, event.buffers)
@@ -257,6 +257,11 @@ def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module
             if name in at.first.buffers:
                 b.copy_(at.first.buffers[name])
     return copied
+
+
+def no_loss(output: Any, targets: Any) -> Tensor:
+    """Stands in the place of the loss: that of a watched loop is on its tape, and nobody asks for another."""
+    raise AssertionError("the loss of a watched loop is on its tape")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from mpcompare import generators
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
@@ -22,7 +23,6 @@ from mpcompare.verdict.examine.numerics import numbers, same_bits, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.attributes import attribute_of, attributes_of
-from mpcompare.watching.generators import states
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.passes import one_call_each
 from mpcompare.watching.spool import Spool
@@ -103,7 +103,8 @@ class Sums:
         attributes = attributes_of(self.network, self.spool.copy)
         trained = frozenset(name for name, p in self.params.items() if p.requires_grad)
         begins, dtype, buffers = _next_number(), autocast_dtype(), self._buffers()
-        return Called([], states(), buffers, attributes, trained, first, begins, foreign, self.moves, dtype, self.calls)
+        state, moves, number = generators.states(), self.moves, self.calls
+        return Called([], state, buffers, attributes, trained, first, begins, foreign, moves, dtype, number)
 
     def returned(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""

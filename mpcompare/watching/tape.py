@@ -16,8 +16,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import TreeSpec, tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mpcompare.generators import GeneratorStates
 from mpcompare.watching.attributes import Attributes
-from mpcompare.watching.generators import GeneratorStates
 
 CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double}
 

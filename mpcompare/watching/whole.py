@@ -8,7 +8,7 @@ from mpcompare.verdict.examine.forced.record import OUTPUT
 from mpcompare.verdict.examine.forced.replay import default_dtype
 from mpcompare.verdict.examine.forced.weights import Weights
 from mpcompare.watching.looking import Look
-from mpcompare.watching.replaying import FromTheRoot, as_it_was, without_autocast
+from mpcompare.watching.replaying import FromTheRoot, as_it_was, no_loss, without_autocast
 from mpcompare.watching.steps import Sum
 
 
@@ -22,7 +22,7 @@ def exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
     if seen.first is None or at.first is None:
         return {}
     network = as_it_was(look.network, seen, at).double()
-    replay = FromTheRoot(network, torch.float64, seen.record, _no_loss, [], 1.0, lambda *_: None)
+    replay = FromTheRoot(network, torch.float64, seen.record, no_loss, [], 1.0, lambda *_: None)
     replay.events, replay.weights = tuple(seen.tape), Weights(network, torch.float64)
     kept = torch.random.fork_rng(devices=[]), torch.enable_grad(), without_autocast()
     with kept[0], kept[1], kept[2], replay.weights, Fed(seen.record.drawn), default_dtype(torch.float64):
@@ -33,7 +33,3 @@ def exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
         if parts:
             found[name] = sum(parts[1:], parts[0])
     return found
-
-
-def _no_loss(output: object, targets: object) -> Tensor:
-    raise AssertionError("the loss of a watched loop is on its tape")

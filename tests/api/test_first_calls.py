@@ -256,7 +256,7 @@ REFUSED = {
     ),
     "epochs": ({"epochs": 3}, "epochs=3: is no argument"),
     "a compiled module": ({"model": torch.compile(Net()), "data": (X, Y)}, "model=OptimizedModule: is compiled: give"),
-    "a word": ({"optimizer": "adamW2"}, "optimizer=adamw2: expected one of sgd, momentum, nesterov, adam, adamw"),
+    "a word": ({"optimizer": "adamW2"}, "optimizer=adamw2: expected one of adam, adamw, "),
     "a precision": ({"precision": "bfloat16"}, "precision=bfloat16: expected one of auto, fp32, tf32, fp16, bf16"),
     "steps": ({"steps": 0}, "steps=0: expected a whole number of at least 1"),
     "lr": ({"lr": -1.0}, "lr=-1.0: expected a finite number above 0"),

@@ -30,6 +30,16 @@ CPU = torch.device("cpu")
 PEER = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}  # torch's own implementation in the same precision
 
 
+class Capped(DynamicLossScale):
+    """A policy that nobody else has: it grows no further."""
+
+    name = "capped"
+
+    def update(self, found_inf):
+        super().update(found_inf)
+        self.scale = min(self.scale, 512.0)
+
+
 def loss_and_grads(name, task, precision, device, x, y, engine="native", seed=0):
     scale = StaticLossScale(1024.0) if precision == "fp16" else NoLossScale()
     backend = make_backend(name, task, precision, device, scale, engine, seed)
@@ -327,6 +337,8 @@ def test_a_precision_that_cannot_be_had_is_named(precision, name, message):
         ("fp32", DynamicLossScale(), "loss_scale=dynamic: backend=fp32"),
         ("amp", DynamicLossScale(min_scale=1.0), "loss_scale.min_scale=1.0"),
         ("amp", DynamicLossScale(hysteresis=2), "loss_scale.hysteresis=2"),
+        ("amp", Capped(), "loss_scale=capped: GradScaler has none: expected one of auto, none, static, dynamic"),
+        ("fused", Capped(), "loss_scale=capped: backend=fused has none: expected one of auto, none, static, dynamic"),
     ],
 )
 def test_a_loss_scale_that_a_backend_cannot_do_is_named(name, policy, message):

@@ -28,10 +28,11 @@ from support.command import SMALL
 from support.plans import SMALL_PLAN, replan
 from support.tasks import make_task
 
+from mpcompare import generators
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, load, newest, save
 from mpcompare.contract import options_of
-from mpcompare.entrant import generators, resume, training
+from mpcompare.entrant import resume, training
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.setup import Setup
 from mpcompare.entrant.state import Start
@@ -240,7 +241,7 @@ def drawn():
 
 @pytest.mark.parametrize("name", ["cpu", "python", "numpy"])
 def test_a_state_that_is_none_of_a_generator_is_one_line(name):
-    named = generators.states(CPU)
+    named = generators.saved(CPU)
     for state in (named[name][:-1], torch.zeros(3), torch.frombuffer(bytearray(b"[[[]]]"), dtype=torch.uint8)):
         with pytest.raises(InputError, match="^resume=generators: expected states of torch, Python and numpy"):
             generators.restore({name: state}, CPU)
@@ -286,16 +287,16 @@ def test_tensors_of_another_network_are_one_line(change, said):
 def test_generators_continue_where_they_were(tmp_path):
     random.gauss(0, 1), np.random.normal()  # each keeps a second number
     start = Checkpoint(
-        {"params": {}, "buffers": {}, "optimizer": {}, "loss_scale": {}}, 1, 1, 1, {}, generators.states(CPU)
+        {"params": {}, "buffers": {}, "optimizer": {}, "loss_scale": {}}, 1, 1, 1, {}, generators.saved(CPU)
     )
     save(tmp_path, start)
     expected = drawn()
     assert drawn() != expected
     generators.restore(load(tmp_path).generators, CPU)
     assert drawn() == expected
-    before = generators.states(CPU)
+    before = generators.saved(CPU)
     generators.restore({}, CPU)  # a checkpoint without generators
-    assert all(torch.equal(before[name], state) for name, state in generators.states(CPU).items())
+    assert all(torch.equal(before[name], state) for name, state in generators.saved(CPU).items())
 
 
 class Noisy(Fp32):

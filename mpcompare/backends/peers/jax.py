@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from mpcompare.backends.peers.library import library, transposed
 from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State
-from mpcompare.errors import InputError
-from mpcompare.loss_scale import DynamicLossScale, LossScale, StaticLossScale
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, require_one_of
 from mpcompare.promises import Promises
 from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.mlp import plain_mlp
@@ -40,8 +39,7 @@ class JaxRow:
     engine = "jax"
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        if type(loss_scale) is StaticLossScale:
-            raise InputError("loss_scale", loss_scale.name, "Flax has none: expected auto, dynamic or none")
+        require_one_of((DynamicLossScale, NoLossScale), loss_scale, "Flax")
         if next(model.parameters()).device.type != "cpu":
             raise BackendUnavailable("backend=jax is for CPUs: its arrays are copied from and to torch")
         if task.clip_norm_type != 2:

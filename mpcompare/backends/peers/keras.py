@@ -26,8 +26,7 @@ from mpcompare.backends.peers.library import library, transposed
 from mpcompare.backends.torch_model import copy_into, require_kernels, share_of_step
 from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.dtypes import dtype_name
-from mpcompare.errors import InputError
-from mpcompare.loss_scale import LossScale, StaticLossScale
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, require_one_of
 from mpcompare.operands import Products
 from mpcompare.promises import Promises
 from mpcompare.tasks.groups import refuse_groups
@@ -47,8 +46,7 @@ class KerasRow:
     engine = "torch"
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        if type(loss_scale) is StaticLossScale:
-            raise InputError("loss_scale", loss_scale.name, "Keras has none: expected auto, dynamic or none")
+        require_one_of((DynamicLossScale, NoLossScale), loss_scale, "Keras")
         refuse_groups(task.optimizer, "backend=keras")
         os.environ["KERAS_BACKEND"] = "torch"
         self.keras: Any = library("keras", "keras")

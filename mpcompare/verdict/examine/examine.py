@@ -9,7 +9,7 @@ trained     the network with the weights and buffers that training left
 batches     the first four of training; ``batch`` is the first, and of a pass after training the one that follows
 rows        those of ``steps.csv``, a training step each
 exact       the oracle's step on the first batch
-late        takes a pass that may stop with an error
+attempts    takes the passes, each of which may stop with an error; has what they found
 """
 
 import math
@@ -64,30 +64,30 @@ def examine(
         noise: the number of runs that find the noise; 0 for a backend that others are not compared with.
         moves: how far each training step moved the weights; None where nobody looked.
     """
-    late, promises = Attempts(), promises_of(stepper.backend)
+    attempts, promises = Attempts(), promises_of(stepper.backend)
     yield Progress(0, 1, "gradients of the first step")
     batches = list(islice(subject.batches(), 4))
     exact, x = oracle(subject, batches[0], subject.precision), batches[0][0][0]
-    late.found |= {  # before a backend has tensors beside those of the oracle
+    attempts.found |= {  # before a backend has tensors beside those of the oracle
         "longest_sum": longest_sum(subject.model, x, subject.task.batch_size),
         "layers": layers(subject.examined, exact.order, x[:4]),
     }
-    _at_the_start(subject, batches, exact, late)
+    _at_the_start(subject, batches, exact, attempts)
     yield Progress(0, 1, "each layer")
-    start = late.take("layers", lambda: layers_at_the_start(subject, batches[0]), None)
-    sharp = late.take("sharp", lambda: layers_at_sharp_weights(subject, batches[0]), None) if start else None
-    late.found["masks"] = masks_of(subject, batches[0], start is None or start.as_given)
-    late.found["rounding"] = {} if start and start.loss_is_replayed else _rounding(subject, batches[0])
+    start = attempts.take("layers", lambda: layers_at_the_start(subject, batches[0]), None)
+    sharp = attempts.take("sharp", lambda: layers_at_sharp_weights(subject, batches[0]), None) if start else None
+    attempts.found["masks"] = masks_of(subject, batches[0], start is None or start.as_given)
+    attempts.found["rounding"] = {} if start and start.loss_is_replayed else _rounding(subject, batches[0])
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
-    _at_the_end(subject, stepper, rows, exact if noise else None, after, late)
-    replays = {"first": start, "sharp": sharp, "last": late.found.pop("replay", None)}
+    _at_the_end(subject, stepper, rows, exact if noise else None, after, attempts)
+    replays = {"first": start, "sharp": sharp, "last": attempts.found.pop("replay", None)}
     if subject.scaling.scales:
         yield Progress(0, 1, "overflow")
-    late.find("overflow", lambda: overflow(subject, batches, exact))
+    attempts.find("overflow", lambda: overflow(subject, batches, exact))
     yield Progress(0, 1, "a backend that is loaded")
-    late.find("resume", lambda: resume(subject, batches))
-    runs = yield from late.over("noise", noise_runs(subject, rows, noise), [])
+    attempts.find("resume", lambda: resume(subject, batches))
+    runs = yield from attempts.over("noise", noise_runs(subject, rows, noise), [])
     task = promised_task(subject.task, promises)
     clips = task.clip_norm, task.clip_norm_type
     return Findings(
@@ -99,23 +99,23 @@ def examine(
         noise=runs,
         replays={name: layers for name, layers in replays.items() if layers},
         promises=promises,
-        lent=written(subject, batches[0], late),
-        stopped=late.stopped,
-        hidden=late.hidden.get("layers", ""),
-        **late.found,
+        lent=written(subject, batches[0], attempts),
+        stopped=attempts.stopped,
+        hidden=attempts.hidden.get("layers", ""),
+        **attempts.found,
     )
 
 
-def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, late: Attempts) -> None:
+def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, attempts: Attempts) -> None:
     """Takes the passes of backends that have not trained."""
     batch, driver = batches[0], _first(subject, batches, exact)
-    age = late.take("aged", partial(age_of, driver), None)
-    late.found["first"] = driver.result()
-    late.find("infinite", partial(infinite_input, subject, driver, batch), "infinite input")
-    late.find("again", partial(again, subject, driver.backend, batch))
-    late.find("padding", partial(padding, subject, driver.backend, batch))
+    age = attempts.take("aged", partial(age_of, driver), None)
+    attempts.found["first"] = driver.result()
+    attempts.find("infinite", partial(infinite_input, subject, driver, batch), "infinite input")
+    attempts.find("again", partial(again, subject, driver.backend, batch))
+    attempts.find("padding", partial(padding, subject, driver.backend, batch))
     del driver  # its backend is freed before the next one is made
-    late.find("aged", lambda: age and aged(subject, age, batch, exact))
+    attempts.find("aged", lambda: age and aged(subject, age, batch, exact))
 
 
 def _first(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driver:
@@ -133,19 +133,19 @@ def _first(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driver
 
 
 def _at_the_end(
-    subject: Subject, stepper: Stepper, rows: StepRows, exact: Exact | None, batch: Batches, late: Attempts
+    subject: Subject, stepper: Stepper, rows: StepRows, exact: Exact | None, batch: Batches, attempts: Attempts
 ) -> None:
     """Looks at what training left, and takes the step that follows. Without ``exact`` no exponents are counted."""
     trained = stepper.backend
     network = with_values(subject.model, trained.master_params(), trained.buffers())
-    late.found["buffers"] = buffers_of_backend(buffers_of(subject.model), trained)
-    late.found["held_out"] = subject.held_out_by(trained)
+    attempts.found["buffers"] = buffers_of_backend(buffers_of(subject.model), trained)
+    attempts.found["held_out"] = subject.held_out_by(trained)
     nothing = {"last": Gradients(math.nan, math.nan, math.nan)}
-    late.found |= late.take("last", lambda: last(subject, stepper, rows, network, batch, late), nothing)
-    late.find("midway", lambda: midway(subject, stepper))
+    attempts.found |= attempts.take("last", lambda: last(subject, stepper, rows, network, batch, attempts), nothing)
+    attempts.find("midway", lambda: midway(subject, stepper))
     if exact is not None:
         counted = partial(exponents_of, subject, exact, network, batch)
-        late.found["exponents"] = late.take("exponents", counted, dict[str, Any]())
+        attempts.found["exponents"] = attempts.take("exponents", counted, dict[str, Any]())
 
 
 def _rounding(subject: Subject, batch: Batches) -> RoundingErrors:

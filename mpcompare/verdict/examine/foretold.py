@@ -18,7 +18,7 @@ from mpcompare.contract import Batches
 from mpcompare.precision import Precision
 from mpcompare.stored import LARGE
 from mpcompare.tasks.copies import copy_of
-from mpcompare.tasks.draws import EXAMINED, seed_step
+from mpcompare.tasks.draws import as_examined
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine import oracle
 from mpcompare.verdict.examine.forced.places import ELEMENTS, FEW
@@ -172,10 +172,9 @@ def activations_of(network: nn.Module, loss_fn: Loss, batches: Batches) -> Activ
     x, y = batches[0]
     counted = _Counted(Activations(len(x)))
     counted.watch(copied := copy_of(network))
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.enable_grad():
-        seed_step(EXAMINED)
-        with torch.autograd.graph.saved_tensors_hooks(counted.saved, lambda nothing: nothing):
-            loss_fn(copied(x), y)
+    kept = torch.autograd.graph.saved_tensors_hooks(counted.saved, lambda nothing: nothing)
+    with as_examined(x.device), torch.enable_grad(), kept:
+        loss_fn(copied(x), y)
     return counted.made
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.contract import Batches
-from mpcompare.tasks.draws import EXAMINED, seed_step
+from mpcompare.tasks.draws import as_examined
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import with_values
 from mpcompare.verdict.examine import numerics
@@ -35,8 +35,7 @@ def idle(
 def reached(network: nn.Module, loss_fn: Loss, batches: Batches) -> set[str]:
     """Returns the parameters on which the loss of any micro-batch depends: those to which a backward in fp32 gives a
     gradient. ``network`` gets them."""
-    with torch.random.fork_rng(devices=[x.device for x, _ in batches[:1] if x.is_cuda]), torch.enable_grad():
-        seed_step(EXAMINED)
+    with as_examined(batches[0][0].device), torch.enable_grad():
         for x, y in batches:
             loss_fn(network(x), y).backward()
     return {name for name, p in network.named_parameters() if p.grad is not None}

@@ -5,7 +5,7 @@ optimizer does not: a guess that is a factor off in one of a thousand elements i
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,11 @@ def known_mistakes(task: Task, updates: Sequence[Update], compute_dtype: torch.d
             candidates.append(at_another_rate(optimizer))
         if errors := _errors([_of_group(update, names, factor) for update in updates], own, candidates):
             found.append(errors)
+    return of_all(found)
+
+
+def of_all(found: Sequence[Mapping[str, KnownMistake]]) -> dict[str, KnownMistake]:
+    """Returns the mistakes that are in each of ``found``, as far from the updates as they are in any."""
     shared = [made for made in found[0] if all(made in errors for errors in found)] if found else []
     return {made: max((errors[made] for errors in found), key=lambda each: each.excess) for made in shared}
 

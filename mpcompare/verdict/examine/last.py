@@ -7,6 +7,7 @@ would hold of these numbers.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from mpcompare.verdict.findings import Counts
 
 
 def last(
-    subject: Subject, stepper: Stepper, rows: StepRows, trained: nn.Module, batch: Batches, late: Attempts
+    subject: Subject, stepper: Stepper, rows: StepRows, trained: nn.Module, batch: Batches, attempts: Attempts
 ) -> dict[str, Any]:
     """Returns, by the names of findings, loss and gradients of the trained backend compared with those of a new one,
     its buffers after the step likewise, and its update; and as ``replay`` the step layer by layer.
@@ -51,7 +52,8 @@ def last(
         gradients, buffers = compared(loss, grads, new), new.buffers
         del new  # before the replays
         step = Recorded(record, trained, subject.task.loss_fn, batch, loss, grads, scale, Stored(backend.buffers()))
-        layers = late.take("layers after training", lambda: layers_of(subject, backend, step, walk.in_one_piece), None)
+        replayed = partial(layers_of, subject, backend, step, walk.in_one_piece)
+        layers = attempts.take("layers after training", replayed, None)
         record.calls.clear()  # the hooks in the graph of the loss, which the backend keeps, know the record
         weights = params_of(trained)
         without = idle(trained, subject.task.loss_fn, batch, grads, weights)

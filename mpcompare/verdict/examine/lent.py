@@ -13,12 +13,12 @@ ROWS = 4
 FAR = 2.0**-24  # an error that float64 does not make
 
 
-def written(subject: Subject, batch: Batches, late: Attempts) -> list[str] | None:
+def written(subject: Subject, batch: Batches, attempts: Attempts) -> list[str] | None:
     """Returns the names of what a backend changed; None where no fingerprints were taken before it was made."""
     if not subject.lent:
         return None
     now = {**of_network(subject.model), **of_batch(batch)}
-    patched = late.take("torch", lambda: patches_torch(subject, batch), False)
+    patched = attempts.take("torch", lambda: patches_torch(subject, batch), False)
     return [name for name, before in subject.lent.items() if now[name] != before] + ["torch"] * patched
 
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpcompare.contract import Batches
 from mpcompare.tasks.batch import each
-from mpcompare.tasks.draws import EXAMINED, seed_step
+from mpcompare.tasks.draws import as_examined
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, buffers_of, params_of, with_values
 from mpcompare.verdict.examine.exact_values import Problem
@@ -61,8 +61,7 @@ def _exact_values(problem: Problem) -> dict[str, Any]:
 
 def _loss(network: nn.Module, loss_fn: Loss, x: Any, y: Any) -> float:
     """Returns the loss of a step whose gradients the network gets; NaN where the network divides by nothing."""
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.enable_grad():
-        seed_step(EXAMINED)
+    with as_examined(x.device), torch.enable_grad():
         with _Divides() as divides:
             output = network(x)
         if not divides.found:

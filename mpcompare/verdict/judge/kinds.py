@@ -2,54 +2,23 @@
 
 Each is a file of its name: what was found, numbers, limits that are derived, and the cause where they do not hold.
 Limits come from the rounding of the precision, from the errors that the reference makes itself, or from the noise that
-it measured; none was chosen so that something passes. To add a check, write its file and its word here. The file begins
-with the question, the value and the limit, of which ``scripts/docs_numbers.py`` makes docs/checks.md.
+it measured; none was chosen so that something passes. To add a check, write its file, and its name in ``ORDER``. The
+file begins with the question, the value and the limit, of which ``scripts/docs_numbers.py`` makes docs/checks.md.
 """
 
 from dataclasses import replace
+from importlib import import_module
 from types import ModuleType
 
-from mpcompare.verdict.judge import (
-    after_a_skip,
-    again,
-    aged,
-    buffers,
-    clip,
-    counts,
-    dtypes,
-    gradients,
-    held_out,
-    idle,
-    later_steps,
-    layers,
-    lent,
-    loss_scale,
-    masks,
-    midway,
-    moves,
-    optimizer,
-    overflow,
-    padding,
-    promises,
-    resume,
-    run,
-    sharp,
-    timed_steps,
-    trained,
-    trained_buffers,
-    trained_layers,
-)
 from mpcompare.verdict.judge.check import Case, Checks
 
-# Each has a function ``checks``. Of the reference itself it yields what needs no other run.
-KINDS: dict[str, ModuleType] = {
-    module.__name__.rpartition(".")[2].replace("_", " "): module
-    for module in (
-        lent, promises, dtypes, loss_scale, again, gradients, layers, masks, buffers, clip, idle, counts, optimizer,
-        later_steps, trained_layers, overflow, after_a_skip, sharp, padding, resume, aged, trained, midway,
-        trained_buffers, timed_steps, moves, run, held_out,
-    )
-}  # fmt: skip
+# The files. Each has a function ``checks``, which yields of the reference itself what needs no other run.
+ORDER = (
+    "lent", "promises", "dtypes", "loss_scale", "again", "gradients", "layers", "masks", "buffers", "clip", "idle",
+    "counts", "optimizer", "later_steps", "trained_layers", "overflow", "after_a_skip", "sharp", "padding", "resume",
+    "aged", "trained", "midway", "trained_buffers", "timed_steps", "moves", "run", "held_out",
+)  # fmt: skip
+KINDS: dict[str, ModuleType] = {name.replace("_", " "): import_module(f"{__package__}.{name}") for name in ORDER}
 
 
 def all_checks(case: Case) -> Checks:

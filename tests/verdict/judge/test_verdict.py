@@ -1,7 +1,9 @@
 """The word of a verdict, and its list of parts that could not be checked."""
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 from planted.judged import reference
 from planted.mlp import MLP
@@ -12,6 +14,7 @@ from support.tasks import make_task
 from mpcompare.backends.scratch import Scratch
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.optimizers import AdamW
+from mpcompare.verdict.judge import kinds
 
 
 class Opaque(Scratch):
@@ -25,6 +28,12 @@ class OpaqueAndWrong(Opaque):
     def backward(self):
         self.dlogits *= 1.01
         super().backward()
+
+
+def test_every_file_that_has_checks_is_among_the_kinds():
+    files = Path(kinds.__file__).parent.glob("*.py")
+    found = {file.stem for file in files if re.search(r"^(def checks\(|checks =)", file.read_text(), re.MULTILINE)}
+    assert found == set(kinds.ORDER)
 
 
 def test_without_gradients_the_run_alone_is_judged():

@@ -1,0 +1,68 @@
+"""The generators of random numbers that a step, or a network, may draw from: torch's, Python's and numpy's."""
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpcompare.errors import InputError
+from mpcompare.foreign import parsed
+
+CPU = torch.device("cpu")
+GeneratorStates = Mapping[str, Any]  # by name: ``cpu``, ``python``, ``numpy``, and ``cuda`` of a device that is a GPU
+
+
+def states(device: torch.device = CPU) -> GeneratorStates:
+    """Returns the states as they are."""
+    named = {"cpu": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+    return {**named, "cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else named
+
+
+def put_back(states: GeneratorStates, device: torch.device = CPU) -> None:
+    """Sets the generators to states that they had. One without a state, such as a GPU's after training on a CPU, stays
+    as it is."""
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
+    if "python" in states:
+        random.setstate(states["python"])
+    if "numpy" in states:
+        np.random.set_state(states["numpy"])
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Puts the generators back when it ends, as they were when it was entered."""
+    before = states()
+    try:
+        yield
+    finally:
+        put_back(before)
+
+
+def saved(device: torch.device) -> dict[str, Tensor]:
+    """Returns the states as a file can hold them, uint8 ``[bytes]``."""
+    return {name: state if isinstance(state, Tensor) else _as_bytes(state) for name, state in states(device).items()}
+
+
+def restore(tensors: Mapping[str, Tensor], device: torch.device) -> None:
+    """Sets the generators to states from :func:`saved`. Raises InputError where a state is none of such a generator."""
+    try:
+        states = {n: t if n in ("cpu", "cuda") else parsed(bytes(t.tolist())) for n, t in tensors.items()}
+        if "python" in states:
+            version, words, normal = states["python"]
+            states["python"] = version, tuple(words), normal
+        put_back(states, device)
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        raise InputError("resume", "generators", f"expected states of torch, Python and numpy ({error})") from error
+
+
+def _as_bytes(state: object) -> Tensor:
+    text = json.dumps(state, default=lambda array: array.tolist())
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)

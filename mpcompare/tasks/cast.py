@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -29,6 +32,8 @@ STAY_IN_FP32 = (
     nn.EmbeddingBag,
     ParametrizationList,
 )
+# Hooks of torch's that compute a weight before each call: two norms in their older form, and those of pruned weights.
+HOOKS_OF_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
 # Losses that a network may take itself: a mean over many rows, computed in fp32 as under autocast.
 LOSSES: frozenset[Callable[..., Any]] = frozenset(
     {
@@ -87,8 +92,22 @@ def stays_in_fp32(module: nn.Module) -> bool:
     return bool(own) and is_layer and "norm" in type(module).__name__.lower() and all(p.dim() < 2 for p in own)
 
 
+def computed_by_hooks(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Returns by name the weights that ``HOOKS_OF_WEIGHTS`` compute, and the parameters that they are computed from."""
+    computed: dict[str, tuple[str, ...]] = {}
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm):
+            computed[hook.name] = f"{hook.name}_g", f"{hook.name}_v"
+        elif isinstance(hook, SpectralNorm):
+            computed[hook.name] = (f"{hook.name}_orig",)
+        elif isinstance(hook, BasePruningMethod):
+            computed[hook._tensor_name] = (f"{hook._tensor_name}_orig",)
+    return computed
+
+
 def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
-    """Casts parameters to ``dtype`` in place, except those of layers that stay in fp32.
+    """Casts parameters to ``dtype`` in place, except those of layers that stay in fp32, and those that a weight is
+    computed from.
 
     Hooks cast the inputs of these layers to fp32 and their outputs to ``dtype``. Tied parameters stay tied: a weight
     that an embedding shares with a product is cast, because the product needs it in ``dtype``. Buffers stay in fp32;
@@ -102,6 +121,10 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
     def to_16_bits(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         return tree_map(lambda value: _cast(value, dtype), output)
 
+    def round_weights(module: nn.Module, args: tuple[Any, ...]) -> None:
+        for name in computed_by_hooks(module):
+            setattr(module, name, _cast(getattr(module, name), dtype))
+
     owners = [(id(p), stays_in_fp32(m)) for m in model.modules() for p in m.parameters(recurse=False)]
     kept = {p for p, stays in owners if stays} - {p for p, stays in owners if not stays}
     has_buffers = False
@@ -111,8 +134,11 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
             widen(module)  # frozen ones may have 16 bits
             module.register_forward_hook(to_16_bits)
             continue
-        for p in module.parameters(recurse=False):
-            if id(p) not in kept:
+        operands = {part for parts in computed_by_hooks(module).values() for part in parts}
+        if operands:
+            module.register_forward_pre_hook(round_weights)
+        for name, p in module.named_parameters(recurse=False):
+            if id(p) not in kept and name not in operands:
                 p.data = p.data.to(dtype)
         has_buffers |= any(b.is_floating_point() for b in module.buffers(recurse=False))
         if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # which look at the dtype of their input themselves

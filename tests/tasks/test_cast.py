@@ -1,9 +1,11 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from mpcompare.tasks.cast import cast_module
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.text import CharGpt
 
 
@@ -80,6 +82,28 @@ def test_a_weight_that_is_computed_from_others_is_computed_in_fp32():
     model.eval()  # its vectors stay as they are
     assert torch.equal(model.weight, computed.bfloat16())
     assert model(torch.ones(2, 6, dtype=torch.bfloat16)).dtype is torch.bfloat16
+
+
+def pruned(layer):
+    return prune.l1_unstructured(layer, "weight", amount=0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+@pytest.mark.parametrize("hooked", [nn.utils.spectral_norm, nn.utils.weight_norm, pruned])
+def test_a_weight_that_a_hook_computes_is_computed_in_fp32(hooked):
+    model = hooked(nn.Linear(6, 4))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p))
+    right = copy_of(model)
+    cast_module(model, torch.bfloat16)
+    assert {p.dtype for name, p in model.named_parameters() if name != "bias"} == {torch.float32}
+    assert model.bias.dtype is torch.bfloat16
+    x = torch.ones(2, 6, dtype=torch.bfloat16)
+    right(x.float())
+    assert model(x).dtype is torch.bfloat16
+    assert torch.equal(model.weight, right.weight.bfloat16())
+    assert all(torch.equal(b, other) for b, other in zip(model.buffers(), right.buffers(), strict=True))
 
 
 class OwnNorm(nn.Module):

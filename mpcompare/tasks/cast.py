@@ -140,7 +140,7 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
         for name, p in module.named_parameters(recurse=False):
             if id(p) not in kept and name not in operands:
                 p.data = p.data.to(dtype)
-        has_buffers |= any(b.is_floating_point() for b in module.buffers(recurse=False))
+        has_buffers |= any(b.is_floating_point() or b.is_complex() for b in module.buffers(recurse=False))
         if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # which look at the dtype of their input themselves
             module.register_forward_pre_hook(inputs_in(dtype))
         if isinstance(module, nn.RNNBase):

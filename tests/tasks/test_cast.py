@@ -73,6 +73,26 @@ def test_a_weight_that_an_embedding_shares_with_a_product_is_cast_and_stays_shar
     assert model(torch.zeros(2, 6, dtype=torch.int64)).dtype is torch.bfloat16
 
 
+class Rotary(nn.Module):
+    """Turns what it is given by complex numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.output = nn.Linear(8, 4)
+        self.register_buffer("turns", torch.polar(torch.ones(4), torch.arange(4.0)))
+
+    def forward(self, x):
+        turned = torch.view_as_complex(x.float().view(-1, 4, 2)) * self.turns
+        return self.output(torch.view_as_real(turned).flatten(1))
+
+
+def test_what_was_multiplied_with_a_complex_buffer_enters_products_in_16_bits():
+    model = Rotary()
+    cast_module(model, torch.bfloat16)
+    assert model.turns.dtype is torch.complex64
+    assert model(torch.rand(3, 8, dtype=torch.bfloat16)).dtype is torch.bfloat16
+
+
 def test_a_weight_that_is_computed_from_others_is_computed_in_fp32():
     model = spectral_norm(weight_norm(nn.Linear(6, 4)))
     computed = model.weight.detach()

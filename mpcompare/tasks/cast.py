@@ -105,6 +105,32 @@ def computed_by_hooks(module: nn.Module) -> dict[str, tuple[str, ...]]:
     return computed
 
 
+class InFp32:
+    """An embedding whose weight stays in fp32. A product of the network's own that takes the weight, such as a head
+    that shares it, is given it in the other operands' format, and so is what is made like it."""
+
+    in_16_bits: torch.dtype
+    within = False
+
+    @property
+    def weight(self) -> Tensor:
+        own: Tensor = self._parameters["weight"]  # type: ignore[attr-defined]
+        return own if self.within else own.to(self.in_16_bits)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.within = True
+        try:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.within = False
+
+
+def _give_in_16_bits(module: nn.Module, dtype: torch.dtype) -> None:
+    own = type(module)
+    if isinstance(module, nn.Embedding) and "weight" in module._parameters:
+        module.__class__ = type(own.__name__, (InFp32, own), {"in_16_bits": dtype, "__module__": own.__module__})
+
+
 def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
     """Casts parameters to ``dtype`` in place, except those of layers that stay in fp32, and those that a weight is
     computed from.
@@ -133,6 +159,7 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
             module.register_forward_pre_hook(inputs_in(torch.float32))
             widen(module)  # frozen ones may have 16 bits
             module.register_forward_hook(to_16_bits)
+            _give_in_16_bits(module, dtype)
             continue
         operands = {part for parts in computed_by_hooks(module).values() for part in parts}
         if operands:

@@ -69,8 +69,36 @@ def test_a_weight_that_an_embedding_shares_with_a_product_is_cast_and_stays_shar
     cast_module(model, torch.bfloat16)
     assert model.embedding.weight is model.output.weight
     assert model.output.weight.dtype is torch.bfloat16
-    assert model.positions.weight.dtype is torch.float32  # shared with nothing
+    assert dict(model.named_parameters())["positions.weight"].dtype is torch.float32  # shared with nothing
     assert model(torch.zeros(2, 6, dtype=torch.int64)).dtype is torch.bfloat16
+
+
+class OwnHead(nn.Module):
+    """Multiplies with the weight of its embedding, and makes a state of its format."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.mix = nn.Embedding(11, 8), nn.Linear(16, 8)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        state = self.embedding.weight.new_zeros(x.shape)
+        return nn.functional.linear(self.mix(torch.cat([x, state], dim=-1)), self.embedding.weight)
+
+
+def test_the_weight_of_an_embedding_enters_products_of_the_networks_own_in_16_bits():
+    model, ids = OwnHead(), torch.arange(6)
+    cast_module(model, torch.bfloat16)
+    own = dict(model.named_parameters())
+    assert own["embedding.weight"].dtype is torch.float32
+    copied = copy_of(model)
+    for each in (model, copied):
+        output = each(ids)
+        assert output.dtype is torch.bfloat16
+        output.float().sum().backward()
+    assert own["embedding.weight"].grad.dtype is torch.float32
+    assert own["embedding.weight"].grad[7:].any()  # of rows that the head alone takes
+    assert torch.equal(own["embedding.weight"].grad, dict(copied.named_parameters())["embedding.weight"].grad)
 
 
 class Rotary(nn.Module):

@@ -22,7 +22,7 @@ from mpcompare.tasks.draws import seed_step
 from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.text import CharGpt, CharLstm
 from mpcompare.verdict.examine.forced.known import KnownLayers
-from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted
+from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted, NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, recorded
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
@@ -161,6 +161,25 @@ class Averaged(nn.Module):
         return self.last(self.first(x).mean((2, 3)))
 
 
+class Experts(nn.Module):
+    """Each row goes to two of four experts, whose probabilities are nearly equal: a rounding of these sends rows to
+    others."""
+
+    def __init__(self, near):
+        super().__init__()
+        self.first, self.gate, self.last = nn.Linear(784, 32), nn.Linear(32, 4), nn.Linear(32, 10)
+        self.experts, self.near = nn.ModuleList(nn.Linear(32, 32) for _ in range(4)), near
+
+    def forward(self, x):
+        x = self.first(x.flatten(1)).tanh()
+        shares, which = (self.gate(x).float() * self.near).softmax(-1).topk(2, -1)
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            row, place = torch.where(which == number)
+            y = y.index_add(0, row, (shares[row, place, None] * expert(x[row])).to(y.dtype))
+        return self.last(x + y)
+
+
 def gray(samples):
     return images(28, 1, samples)
 
@@ -279,6 +298,30 @@ def test_a_right_step_is_within_its_roundings_everywhere(network, precision):
     seen = sight(case)
     assert seen is not None
     assert seen.enough, seen
+
+
+def test_a_replay_that_sends_rows_to_other_experts_is_no_sample(monkeypatch):
+    paths = []
+    take = Replay.take
+
+    def noted(self, calls):
+        paths.append("other")
+        loss = take(self, calls)
+        paths[-1] = "own"
+        return loss
+
+    monkeypatch.setattr(Replay, "take", noted)
+    run = layers_of(subject_of(Network("experts", "here", lambda: Experts(0.2), gray, BOTH), "bf16", Amp), "run")
+    assert "other" in paths
+    assert paths[0] == paths[-1] == "own"
+    assert paths.count("own") == 6  # the exact one, four samples, and that of the sizes of terms
+    assert doubt(run) == ""
+
+
+def test_rows_that_every_rounding_sends_to_other_experts_are_said():
+    subject = subject_of(Network("experts", "here", lambda: Experts(1e-3), gray, BOTH), "bf16", Amp)
+    with pytest.raises(NotReplayedError, match="^other rows come to experts.0 when the network is called again$"):
+        layers_of(subject, "run")
 
 
 def test_masks_are_fed_to_the_replay():

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.forced.random_numbers import OtherPathError
 from mpcompare.verdict.examine.forced.record import Call, in_backward, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
 from mpcompare.verdict.examine.oracle import MULTIPLY
@@ -144,6 +145,8 @@ class Forced(torch.autograd.Function):
         else:
             for place, (x, recorded) in enumerate(zip(xs, call.inputs, strict=False)):
                 if is_real(recorded) and is_real(x):
+                    if x.shape != recorded.shape:
+                        raise OtherPathError(f"other rows come to {name} when the network is called again")
                     replay.tell(Point("input", name, number, place), recorded, x, recorded.dtype)
             if name in replay.known:
                 replay.known.forward(name)

@@ -24,7 +24,7 @@ from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps, carried_to_gradients, carried_to_places
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import FP32, Errors
-from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
+from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
 from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
@@ -122,10 +122,16 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
 
 
 def _take_samples(recorded: Recorded, errors: Errors, roundings: Roundings, known: KnownLayers, itemsize: int) -> None:
-    """Finds how large roundings are at each point, by replays of which each result is rounded."""
+    """Finds how large roundings are at each point, by replays of which each result is rounded. One that sends rows to
+    another expert is no sample.
+
+    Raises:
+        OtherPathError: each of them does.
+    """
     heap.trim()  # they have tensors of other sizes than the exact replay, and all of them alike
+    taken, other = 0, None
     for roundings.sample in range(MOST):
-        if roundings.sample == SAMPLES and not errors.blind():
+        if taken >= SAMPLES and not errors.blind():
             break
 
         def compare(point: Point, _: Tensor, exact: Tensor, __: torch.dtype) -> None:
@@ -137,22 +143,43 @@ def _take_samples(recorded: Recorded, errors: Errors, roundings: Roundings, know
         again.summed, again.known = roundings.round_, known
         again.stored = lambda value: roundings.round_(value.clone())
         again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), g)
-        with roundings, in_operations(recorded.network):
-            again.run()
+        try:
+            with roundings, in_operations(recorded.network):
+                again.run()
+        except OtherPathError as error:
+            other = error
+            continue
+        taken += 1
         for name, b in _statistics(again):
             errors.sample(roundings, Point("buffer", name), b)
+    if not taken and other is not None:
+        raise other
 
 
 def _sum_terms(recorded: Recorded, errors: Errors, roundings: Roundings, dtype: torch.dtype, itemsize: int) -> None:
-    """Finds the size of what is summed at each point, by a replay of which each operand is rounded."""
-    u = roundings.u
-    terms = _replay(recorded, dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
-    terms.operand = terms.stored = lambda operand: (
-        roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
-    )
-    terms.itemsize, terms.stores_all = itemsize, True
-    terms.found = lambda name, g: errors.summed(Point("parameter", name), g, u)
-    terms.run()
+    """Finds the size of what is summed at each point, by a replay of which each operand is rounded: the first that
+    sends no rows to another expert.
+
+    Raises:
+        OtherPathError: each of them does.
+    """
+    u, first = roundings.u, roundings.sample
+
+    def rounded(operand: Tensor) -> Tensor:
+        return roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
+
+    for roundings.sample in range(first, first + MOST):
+        terms = _replay(recorded, dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
+        terms.operand = terms.stored = rounded
+        terms.itemsize, terms.stores_all = itemsize, True
+        terms.found = lambda name, g: errors.summed(Point("parameter", name), g, u)
+        try:
+            terms.run()
+            break
+        except OtherPathError as error:
+            other = error
+    else:
+        raise other
     errors.loss_noise = max(errors.loss_noise, 4 * FP32 * math.sqrt(terms.squares))  # a function has terms of its own
     for name, b in _statistics(terms):
         errors.summed(Point("buffer", name), b, u)

@@ -13,6 +13,7 @@ from support.marks import BF16_LSTM
 from support.mutations import layers_of, subject_of
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from mpcompare.backends.amp import Amp
@@ -161,6 +162,33 @@ class Averaged(nn.Module):
         return self.last(self.first(x).mean((2, 3)))
 
 
+class Hooked(nn.Module):
+    """A layer on which its author put a hook, and a list that a hook of another one writes into."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(784, 32), nn.Conv1d(32, 32, 1), nn.Linear(32, 10)
+        self.kept = []
+        kept = self.kept
+        self.first.register_forward_hook(lambda _, __, y: kept.append(y))
+        hook(self.again)
+
+    def forward(self, x):
+        self.kept.clear()
+        y = self.again(self.first(x.flatten(1)).tanh().unsqueeze(-1)).squeeze(-1).tanh()
+        (first,) = self.kept
+        return self.last(y + first / 2)
+
+
+OWN_HOOKS = {
+    "spectral norm": nn.utils.spectral_norm,
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.3),
+    "before": lambda layer: layer.register_forward_pre_hook(lambda _, x: (2 * x[0],)),
+    "after": lambda layer: layer.register_forward_hook(lambda _, __, y: 2 * y),
+    "backward": lambda layer: layer.register_full_backward_hook(lambda _, dx, __: (dx[0] / 2,)),
+}
+
+
 class Experts(nn.Module):
     """Each row goes to two of four experts, whose probabilities are nearly equal: a rounding of these sends rows to
     others."""
@@ -296,6 +324,19 @@ def test_a_right_step_is_within_its_roundings_everywhere(network, precision):
         for check in layer_checks(Case(run, alone)):
             assert check.value <= 0.8 * check.limit, check
     seen = sight(case)
+    assert seen is not None
+    assert seen.enough, seen
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("hook", OWN_HOOKS)
+def test_a_layer_with_hooks_is_within_its_roundings(hook, precision):
+    network = Network(hook, "here", lambda: Hooked(OWN_HOOKS[hook]), gray, BOTH)
+    run = layers_of(subject_of(network, precision, backend_of(precision)), "run")
+    assert doubt(run) == ""
+    alone = replace(run, name="none", findings=replace(run.findings, replays={}))
+    assert all(check.passed for check in layer_checks(Case(run, alone)))
+    seen = sight(Case(run, replace(run, name="reference")))
     assert seen is not None
     assert seen.enough, seen
 

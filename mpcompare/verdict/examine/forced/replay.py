@@ -25,8 +25,9 @@ from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.as_recorded import as_recorded
-from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, is_torchs
+from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, half_of, is_torchs
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
+from mpcompare.verdict.examine.forced.hooks import HooksOfWeights
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
@@ -235,13 +236,14 @@ class Replay:
     @contextmanager
     def _forcing(self) -> Iterator[None]:
         """Puts a forced forward in the place of that of each recorded layer, and of the network."""
-        originals = {}
+        originals, hooks = {}, {}
         for name, module in self.network.named_modules():
             if hasattr(module, "inplace"):
                 module.inplace = False  # a layer that writes into its input would write into the record
             if name in self.record.calls:
-                originals[module] = module.forward
-                module.forward = self._forced(name, module)
+                originals[module], hooks[module] = module.forward, HooksOfWeights(module)
+                module.forward = self._forced(name, module, hooks[module])
+                hooks[module].take_off()
         whole = self.network.forward
         originals.setdefault(self.network, whole)
         self.network.forward = lambda *args, **kwargs: self._output(whole(*args, **kwargs))
@@ -250,6 +252,8 @@ class Replay:
         finally:
             for module in originals:
                 del module.forward
+            for each in hooks.values():
+                each.put_back()
 
     def _output(self, result: Any) -> Any:
         values, spec = tree_flatten(result)
@@ -266,7 +270,7 @@ class Replay:
         requires = trained or any(isinstance(v, Tensor) and v.requires_grad for v in values)
         return self.zero.detach().requires_grad_(requires)
 
-    def _forced(self, name: str, module: nn.Module) -> Callable[..., Any]:
+    def _forced(self, name: str, module: nn.Module, hooks: HooksOfWeights) -> Callable[..., Any]:
         original = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -282,13 +286,14 @@ class Replay:
                 again, named = tree_unflatten(given, spec)
                 forced, module.forward = module.forward, original
                 try:
-                    with as_recorded(call, self.dtype):
+                    with as_recorded(call, self.dtype), hooks.called(half_of(module, call)):
                         return tree_flatten(functional_call(module, params, again, named))[0]
                 finally:
                     module.forward = forced
 
             assert call.spec is not None
-            at = At(self, name, number, call, ForcedLayer(module, layer), torch.is_grad_enabled())
+            own = ForcedLayer(module, layer, hooks.sources)
+            at = At(self, name, number, call, own, torch.is_grad_enabled())
             return tree_unflatten(list(Forced.apply(self._token(flat, module), at, *flat)), call.spec)
 
         return forward

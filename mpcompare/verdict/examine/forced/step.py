@@ -22,6 +22,7 @@ from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps, carried_to_gradients, carried_to_places
+from mpcompare.verdict.examine.forced.hooks import without_hooked
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import FP32, Errors
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
@@ -65,9 +66,10 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     Args:
         earlier: steps whose roundings are taken in place of samples, where one is like this. Else this is added.
     """
+    recorded = replace(recorded, record=without_hooked(recorded.record, recorded.network))
     errors = Errors(len(recorded.batches))
     ranges, roundings = Ranges(precision, recorded.scale), Roundings(precision, recorded.scale)
-    dtype, u = torch.float32 if precision.is_16_bit else torch.float64, precision.unit_roundoff
+    gradient, dtype = torch_dtype(precision.storage), torch.float32 if precision.is_16_bit else torch.float64
 
     def compare_exact(point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         errors.compare(point, seen, exact, dtype)
@@ -76,7 +78,6 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
             known.keep(point, exact)
 
     gradients: dict[str, GradientError | None] = {}
-    gradient = torch_dtype(precision.storage)
 
     def compare_gradient(name: str, exact: Tensor) -> None:
         shown = recorded.grads[name] if name in recorded.grads else torch.zeros_like(exact)
@@ -113,7 +114,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         layers,
         loss_noise=errors.loss_noise,
         places=_worst({point: _place(errors, point) for point in points}),
-        rounding={name: _of_gradient(errors, replay, u, name) for name in replay.sums.sources},
+        rounding={name: _of_gradient(errors, replay, precision.unit_roundoff, name) for name in replay.sums.sources},
         digits=digits_of(replay, recorded.loss, errors.norms(), errors.rounding, ranges) if precision.is_16_bit else {},
     )
     if earlier is not None:

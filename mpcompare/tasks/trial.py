@@ -74,6 +74,12 @@ def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
         raise InputError("task.model", name, f"cannot be called with {given}: {first_line(error)}") from error
     if new := [where for where, _ in model.named_parameters() if where not in own]:
         raise InputError("task.model", name, f"makes its parameter {new[0]} in forward: expected it from the start")
+    pairs = zip(own, model.parameters(), fresh.parameters(), strict=True)
+    if moved := [where for where, p, first in pairs if not torch.equal(p, first)]:
+        expected = (
+            f"writes into its parameter {moved[0]} when it is called: expected a buffer, which a network may move"
+        )
+        raise InputError("task.model", name, expected)
     alike = map(torch.equal, tensors_of(output), tensors_of(again))
     if not all(alike) and not any(t.isnan().any() for t in tensors_of(output)):
         expected = "draws random numbers that torch.manual_seed does not repeat: expected torch's own"

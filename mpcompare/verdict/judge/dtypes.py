@@ -4,6 +4,7 @@
   products (linear, convolutional, recurrent), forward and backward. The precision whose oracle the gradients fit.
 - *Limit.* The dtypes that the precision promises. Where amp computes a product in the precision alone, the run does,
   too: fp32 may come to it, because a bias may be added in fp32, and another 16-bit format may not.
+- *A loss of one's own*, or of the network, is computed as autocast computes it: the reference's format is right, too.
 - *Free.* Norms, activations, attention and embeddings may compute in fp32 or in the precision: autocast, explicit casts
   and FSDP differ there. Softmax and loss compute in no 16-bit format unless amp does.
 - *Another precision* fits only if the largest error is a quarter at its oracle, and every tensor is closer to it. The
@@ -122,6 +123,8 @@ def _expected(case: Case, what: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys((promises.moments, promises.weights)))
     if what == "activations":
         return tuple(dict.fromkeys((computed, case.reference.dtypes[what])))
+    if what == "loss" and case.run.findings.recipe.own_loss:
+        return tuple(dict.fromkeys(("fp32", case.reference.dtypes[what])))
     return (computed, "fp32") if what == "gradients" else ("fp32",)
 
 

@@ -143,3 +143,19 @@ def test_gradients_that_roundings_move_by_far_more_show_no_precision():
 
     assert word(0.05) == "differs: precision (asked for bf16, computes in fp16)"
     assert word(0.5) == "reference"
+
+
+def of_the_output(output, targets):
+    """A loss in the format of the network's output."""
+    return (output.square().mean(1) - output.gather(1, targets[:, None]).squeeze(1)).mean()
+
+
+def test_a_loss_of_ones_own_computes_in_the_format_of_the_reference():
+    task = replace(TASK, loss=of_the_output)
+    amp = examined("amp", Amp, task, DATA, "bf16", steps=3)
+    assert amp.result.training.dtypes["loss"] == "bf16"
+    verdict = judge_run(amp, amp)
+    assert verdict.word == "reference", verdict.because
+    training = replace(amp.result.training, dtypes={**amp.result.training.dtypes, "loss": "fp32"})
+    in_fp32 = replace(amp, result=replace(amp.result, training=training))
+    assert str(judge_run(amp, in_fp32)) == "differs: loss"

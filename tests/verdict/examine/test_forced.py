@@ -12,6 +12,7 @@ from support.foreign import Network, ids, images
 from support.marks import BF16_LSTM
 from support.mutations import layers_of, subject_of
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
@@ -189,6 +190,20 @@ OWN_HOOKS = {
 }
 
 
+class Hyper(nn.Module):
+    """A layer whose weights another one computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.makes = nn.Linear(784, 16), nn.Linear(16, 16 * 8 + 8)
+        self.made, self.last = nn.Linear(16, 8).requires_grad_(False), nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = self.first(x.flatten(1)).tanh()
+        weight, bias = self.makes(x).mean(0).split([128, 8])
+        return self.last(functional_call(self.made, {"weight": weight.view(8, 16), "bias": bias}, (x,)).tanh())
+
+
 class Experts(nn.Module):
     """Each row goes to two of four experts, whose probabilities are nearly equal: a rounding of these sends rows to
     others."""
@@ -339,6 +354,17 @@ def test_a_layer_with_hooks_is_within_its_roundings(hook, precision):
     seen = sight(Case(run, replace(run, name="reference")))
     assert seen is not None
     assert seen.enough, seen
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_layer_whose_weights_are_computed_is_within_its_roundings(precision):
+    run = layers_of(subject_of(Network("hyper", "here", Hyper, gray, BOTH), precision, backend_of(precision)), "run")
+    assert doubt(run) == ""
+    assert set(run.findings.replays["first"].gradients) == {
+        f"{n}.{p}" for n in ("first", "makes", "last") for p in ("weight", "bias")
+    }
+    alone = replace(run, name="none", findings=replace(run.findings, replays={}))
+    assert all(check.passed for check in layer_checks(Case(run, alone)))
 
 
 def test_a_replay_that_sends_rows_to_other_experts_is_no_sample(monkeypatch):

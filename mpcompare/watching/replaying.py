@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.copies import copy_of
 from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.call import HALF
@@ -47,13 +46,6 @@ class FromTheRoot(Replay):
         if name in self.kernels:
             self.own[name] = gradient_error(self.kernels[name], gradient)
         super().whole(name, gradient)
-
-    @staticmethod
-    def convolves_in(storage: torch.dtype, device: torch.device) -> torch.dtype:
-        """Returns the format in which torch sums convolutions: on a CPU for which oneDNN has no kernels in a format of
-        16 bits, it adds up so what a convolution passes down from each place of its kernel."""
-        in_16_bits = storage in HALF and device.type == "cpu" and not _has_kernels(storage)
-        return storage if in_16_bits else torch.float32
 
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
         """Returns 1: the loss scale is on the tape."""
@@ -167,13 +159,6 @@ class FromTheRoot(Replay):
 
     def _constant(self, value: Tensor) -> Tensor:
         return value.to(self.dtype) if is_real(value) else value
-
-
-def _has_kernels(half: torch.dtype) -> bool:
-    """Returns whether oneDNN has kernels for a format of 16 bits on this CPU."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype_name(half)}_supported")())
 
 
 class NotInFloat64Error(Exception):

@@ -391,6 +391,14 @@ def test_rows_that_every_rounding_sends_to_other_experts_are_said():
         layers_of(subject, "run")
 
 
+def test_sums_of_convolutions_in_16_bits_are_among_their_roundings():
+    """A CPU without kernels for fp16 adds up the gradient of a convolution's weight in that format."""
+    network = Network("cnn", "here", lambda: MnistCnn(4), gray, ("fp16",))
+    run = layers_of(subject_of(network, "fp16", Amp), "run")
+    alone = replace(run, name="none", findings=replace(run.findings, replays={}))
+    assert all(check.passed for check in layer_checks(Case(run, alone)))
+
+
 def test_masks_are_fed_to_the_replay():
     run = layers_of(subject_of(NETWORKS[0], "bf16", Amp), "run")
     place = run.findings.replays["first"].places["output dropout"]

@@ -20,12 +20,23 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.contract import Batches
+from mpcompare.dtypes import dtype_name
 from mpcompare.instruments import fp32_products
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.as_recorded import as_recorded
-from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, half_of, is_torchs
+from mpcompare.verdict.examine.forced.call import (
+    HALF,
+    At,
+    Compare,
+    Forced,
+    ForcedLayer,
+    Point,
+    factor_of,
+    half_of,
+    is_torchs,
+)
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
 from mpcompare.verdict.examine.forced.hooks import HooksOfWeights
 from mpcompare.verdict.examine.forced.known import KnownLayers
@@ -184,8 +195,10 @@ class Replay:
 
     @staticmethod
     def convolves_in(storage: torch.dtype, device: torch.device) -> torch.dtype:
-        """Returns the format in which convolutions of numbers in ``storage`` are summed, as far as samples show it."""
-        return torch.float32
+        """Returns the format in which torch sums convolutions: on a CPU for which oneDNN has no kernels in a format of
+        16 bits, it adds up so what a convolution passes down from each place of its kernel."""
+        in_16_bits = storage in HALF and device.type == "cpu" and not _has_kernels(storage)
+        return storage if in_16_bits else torch.float32
 
     def tell(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         """Compares at a point, and hides that work from the modes: it is no part of the step, and they are slow."""
@@ -311,6 +324,13 @@ class Replay:
             marks.append(mark)
         calls = self.record.calls.get(name, [])
         return number, calls[number] if number < len(calls) else None
+
+
+def _has_kernels(half: torch.dtype) -> bool:
+    """Returns whether oneDNN has kernels for a format of 16 bits on this CPU."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype_name(half)}_supported")())
 
 
 @contextmanager

@@ -1,10 +1,9 @@
 """The arithmetic of a training step of any module, counted by torch on tensors without memory."""
 
-import copy
-
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.losses import Loss
 
 
@@ -13,7 +12,7 @@ def step_flops(model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> int | N
     forward and backward of a batch, or None where the module cannot run on tensors without memory. A product of M x K
     by K x N has 2 M N K."""
     try:
-        network = copy.deepcopy(model).to("meta")
+        network = copy_of(model).to("meta")
         with FlopCounterMode(display=False) as counter:
             loss_fn(network(x.to("meta")), y.to("meta")).backward()
     except (RuntimeError, NotImplementedError, TypeError, ValueError):

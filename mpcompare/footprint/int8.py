@@ -4,7 +4,6 @@ All other layers, biases and norms are bf16. A linear layer makes the bf16 weigh
 and drops them after its product; an embedding makes the rows that it looks up.
 """
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpcompare.tasks.cast import cast_wholly
+from mpcompare.tasks.copies import copy_of
 
 Codes = dict[int, tuple[Tensor, Tensor]]  # by the id of the weights: int8 [rows, n], bf16 [rows, 1]
 
@@ -48,7 +48,7 @@ class Int8Embedding(Int8Weights):
 
 def with_int8_weights(model: nn.Module) -> nn.Module:
     """Returns a copy of an fp32 ``model``. Weights that are tied share their codes."""
-    model = copy.deepcopy(model).requires_grad_(False)
+    model = copy_of(model).requires_grad_(False)
     codes: Codes = {}
     for module in list(model.modules()):
         for name, child in module.named_children():

@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -29,6 +32,8 @@ STAY_IN_FP32 = (
     nn.EmbeddingBag,
     ParametrizationList,
 )
+# Hooks of torch's that compute a weight before each call: two norms in their older form, and those of pruned weights.
+HOOKS_OF_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
 # Losses that a network may take itself: a mean over many rows, computed in fp32 as under autocast.
 LOSSES: frozenset[Callable[..., Any]] = frozenset(
     {
@@ -87,8 +92,48 @@ def stays_in_fp32(module: nn.Module) -> bool:
     return bool(own) and is_layer and "norm" in type(module).__name__.lower() and all(p.dim() < 2 for p in own)
 
 
+def computed_by_hooks(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Returns by name the weights that ``HOOKS_OF_WEIGHTS`` compute, and the parameters that they are computed from."""
+    computed: dict[str, tuple[str, ...]] = {}
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm):
+            computed[hook.name] = f"{hook.name}_g", f"{hook.name}_v"
+        elif isinstance(hook, SpectralNorm):
+            computed[hook.name] = (f"{hook.name}_orig",)
+        elif isinstance(hook, BasePruningMethod):
+            computed[hook._tensor_name] = (f"{hook._tensor_name}_orig",)
+    return computed
+
+
+class InFp32:
+    """An embedding whose weight stays in fp32. A product of the network's own that takes the weight, such as a head
+    that shares it, is given it in the other operands' format, and so is what is made like it."""
+
+    in_16_bits: torch.dtype
+    within = False
+
+    @property
+    def weight(self) -> Tensor:
+        own: Tensor = self._parameters["weight"]  # type: ignore[attr-defined]
+        return own if self.within else own.to(self.in_16_bits)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.within = True
+        try:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.within = False
+
+
+def _give_in_16_bits(module: nn.Module, dtype: torch.dtype) -> None:
+    own = type(module)
+    if isinstance(module, nn.Embedding) and "weight" in module._parameters:
+        module.__class__ = type(own.__name__, (InFp32, own), {"in_16_bits": dtype, "__module__": own.__module__})
+
+
 def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
-    """Casts parameters to ``dtype`` in place, except those of layers that stay in fp32.
+    """Casts parameters to ``dtype`` in place, except those of layers that stay in fp32, and those that a weight is
+    computed from.
 
     Hooks cast the inputs of these layers to fp32 and their outputs to ``dtype``. Tied parameters stay tied: a weight
     that an embedding shares with a product is cast, because the product needs it in ``dtype``. Buffers stay in fp32;
@@ -102,6 +147,10 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
     def to_16_bits(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         return tree_map(lambda value: _cast(value, dtype), output)
 
+    def round_weights(module: nn.Module, args: tuple[Any, ...]) -> None:
+        for name in computed_by_hooks(module):
+            setattr(module, name, _cast(getattr(module, name), dtype))
+
     owners = [(id(p), stays_in_fp32(m)) for m in model.modules() for p in m.parameters(recurse=False)]
     kept = {p for p, stays in owners if stays} - {p for p, stays in owners if not stays}
     has_buffers = False
@@ -110,11 +159,15 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
             module.register_forward_pre_hook(inputs_in(torch.float32))
             widen(module)  # frozen ones may have 16 bits
             module.register_forward_hook(to_16_bits)
+            _give_in_16_bits(module, dtype)
             continue
-        for p in module.parameters(recurse=False):
-            if id(p) not in kept:
+        operands = {part for parts in computed_by_hooks(module).values() for part in parts}
+        if operands:
+            module.register_forward_pre_hook(round_weights)
+        for name, p in module.named_parameters(recurse=False):
+            if id(p) not in kept and name not in operands:
                 p.data = p.data.to(dtype)
-        has_buffers |= any(b.is_floating_point() for b in module.buffers(recurse=False))
+        has_buffers |= any(b.is_floating_point() or b.is_complex() for b in module.buffers(recurse=False))
         if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # which look at the dtype of their input themselves
             module.register_forward_pre_hook(inputs_in(dtype))
         if isinstance(module, nn.RNNBase):

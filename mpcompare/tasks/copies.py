@@ -1,5 +1,6 @@
 """Copies of networks. ``copy.deepcopy`` leaves functions as they are, so that a forward which somebody put on a module
-still calls the modules of the first network. Here the functions of a copy know the modules of the copy.
+still calls the modules of the first network, and a hook still writes into them. Here the functions of a copy know the
+modules of the copy.
 """
 
 import copy
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -23,9 +25,10 @@ def copy_of(network: Module, kept: Mapping[int, Any] | None = None) -> Module:
     known = {id(v): v.detach() for v in results} | dict(kept or {})
     made = copy.deepcopy(network, known)
     for module in made.modules():
-        for name, value in vars(module).items():
-            if isinstance(value, FunctionType):
-                vars(module)[name] = _of_copy(value, known)
+        for owner in (vars(module), *(vars(module).get(hooks, {}) for hooks in HOOKS)):
+            for name, value in owner.items():
+                if isinstance(value, FunctionType):
+                    owner[name] = _of_copy(value, known)
     return made
 
 

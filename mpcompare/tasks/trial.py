@@ -73,6 +73,11 @@ def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
         raise InputError("task.model", name, f"cannot be called with {given}: {first_line(error)}") from error
     if new := [where for where, _ in model.named_parameters() if where not in own]:
         raise InputError("task.model", name, f"makes its parameter {new[0]} in forward: expected it from the start")
+    if moved := _moved(fresh, few):
+        expected = (
+            f"writes into its parameter {moved[0]} when it is called: expected a buffer, which a network may move"
+        )
+        raise InputError("task.model", name, expected)
     alike = map(torch.equal, tensors_of(output), tensors_of(again))
     if not all(alike) and not any(t.isnan().any() for t in tensors_of(output)):
         expected = "draws random numbers that torch.manual_seed does not repeat: expected torch's own"
@@ -86,6 +91,21 @@ def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
         raise InputError("task.model", name, expected)
     model.train()
     return output
+
+
+def _moved(model: nn.Module, few: Batch) -> list[str]:
+    """Returns the parameters that a call writes into. Each is multiplied by another factor first: a target network
+    begins as a copy of the one that it follows."""
+    model, many = copy_of(model), max(1024, len(list(model.parameters())))
+    with torch.no_grad():
+        for number, p in enumerate(model.parameters()):
+            p.mul_(1 + number / many)
+        before = {name: p.nan_to_num() for name, p in model.named_parameters()}
+        try:
+            _called(model, few)
+        except (Exception, SystemExit):  # at weights that are not its own
+            return []
+        return [name for name, p in model.named_parameters() if not torch.equal(p.nan_to_num(), before[name])]
 
 
 def _try_loss(task: Task, output: Any, targets: Batch, every: Sequence[Any], data: str) -> None:

@@ -43,6 +43,7 @@ class Recipe:
         clip_norm_type: the order of that norm.
         linear: whether an update is linear in the gradients.
         bounded: whether an update has a bound.
+        own_loss: whether the loss is a function of the user's own, or of the network: it may compute in any format.
     """
 
     batch_size: int
@@ -51,6 +52,7 @@ class Recipe:
     clip_norm_type: float = 2.0
     linear: bool = True
     bounded: bool = True
+    own_loss: bool = False
 
 
 Counts = dict[str, dict[str, list[int]]]  # by group (activations, ...) and tensor or layer: numbers by their exponent

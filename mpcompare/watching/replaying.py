@@ -1,6 +1,6 @@
 """The forced replay of a watched sum of gradients, from the root of each backward on."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mpcompare import generators
-from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.copies import copy_of
 from mpcompare.verdict.examine.errors import gradient_error
-from mpcompare.verdict.examine.forced.call import HALF
+from mpcompare.verdict.examine.forced.call import HALF, Point
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
@@ -50,13 +50,6 @@ class FromTheRoot(Replay):
             self.own[name] = gradient_error(self.kernels[name], gradient)
         super().whole(name, gradient)
 
-    @staticmethod
-    def convolves_in(storage: torch.dtype, device: torch.device) -> torch.dtype:
-        """Returns the format in which torch sums convolutions: on a CPU for which oneDNN has no kernels in a format of
-        16 bits, it adds up so what a convolution passes down from each place of its kernel."""
-        in_16_bits = storage in HALF and device.type == "cpu" and not _has_kernels(storage)
-        return storage if in_16_bits else torch.float32
-
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
         """Returns 1: the loss scale is on the tape."""
         return 1.0
@@ -71,6 +64,8 @@ class FromTheRoot(Replay):
         network."""
         values: dict[int, Tensor] = {}
         self.latest: Called | None = None
+        self.outputs: dict[str, list[Any]] = {}  # by module with inner values those of its calls
+        self.inner: Counter[tuple[str, int]] = Counter()  # how often each inner value was made
         self.own: dict[str, GradientError] = {}
         self.written = {op.writes.number for op in self.events if isinstance(op, Op) and op.writes is not None}
         number, loss, self.exact = 0, 0.0, 0.0
@@ -123,10 +118,10 @@ class FromTheRoot(Replay):
     @contextmanager
     def _kept(self, inner: Sequence[Inner], values: dict[int, Tensor]) -> Iterator[None]:
         """Keeps values that the network computes in the call that is made while it is entered."""
-        outputs: dict[str, list[Any]] = defaultdict(list)
-        modules = {each.module: self.network.get_submodule(each.module) for each in inner}
+        self.outputs = {each.module: [] for each in inner if not each.attribute}
+        modules = {name: self.network.get_submodule(name) for name in self.outputs if name not in self.record.calls}
         handles = [
-            module.register_forward_hook(lambda _, __, result, name=name: outputs[name].append(tree_leaves(result)))
+            module.register_forward_hook(lambda _, __, result, name=name: self.passed_on(name, tree_leaves(result)))
             for name, module in modules.items()
         ]
         try:
@@ -136,10 +131,27 @@ class FromTheRoot(Replay):
                 handle.remove()
         for each in inner:
             if each.attribute:
-                value = tree_leaves(vars(modules[each.module])[each.attribute])[each.place]
-                values[each.slot.number] = _Stored.apply(value, self) if each.dtype in HALF else value
+                made = tree_leaves(vars(self.network.get_submodule(each.module))[each.attribute])
             else:
-                values[each.slot.number] = outputs[each.module][each.number][each.place]
+                made = self.outputs[each.module][each.number]
+            values[each.slot.number] = self._gone_on_from(each, made[each.place])
+
+    def _gone_on_from(self, inner: Inner, value: Tensor) -> Tensor:
+        """Compares a value with the one that the loop had, and goes on from that one, as at a layer."""
+        if not inner.attribute and inner.module in self.record.calls:
+            return value
+        number = self.inner[inner.name, inner.place]
+        self.inner[inner.name, inner.place] += 1
+        exact = value.detach()
+        self.tell(Point("output", inner.name, number, inner.place), inner.value, exact, inner.value.dtype)
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            moved = self.operand(inner.value.to(self.dtype)) - exact
+        return value + moved
+
+    def passed_on(self, name: str, outputs: list[Any]) -> None:
+        """Keeps the outputs of a module that has inner values."""
+        if name in self.outputs:
+            self.outputs[name].append(outputs)
 
     def back(self, root: Root, values: Mapping[int, Tensor]) -> None:
         """Takes a backward from a root."""
@@ -204,13 +216,6 @@ def _move_buffers(network: nn.Module, left: Mapping[str, Tensor], found: Mapping
             full = f"{prefix}.{name}" if prefix else name
             if b is not None and full in left and full in found and not same_bits(left[full], found[full]):
                 module._buffers[name] = found[full].to(b.dtype)
-
-
-def _has_kernels(half: torch.dtype) -> bool:
-    """Returns whether oneDNN has kernels for a format of 16 bits on this CPU."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype_name(half)}_supported")())
 
 
 class NotInFloat64Error(Exception):

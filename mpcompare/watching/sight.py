@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mpcompare.verdict.examine.forced.record import OUTPUT
 from mpcompare.verdict.judge.sight import said, sight
 from mpcompare.watching.defects_of_layers import as_case
 from mpcompare.watching.examining import Replayed
@@ -41,8 +40,7 @@ def sight_of(look: Look, replays: Iterable[tuple[Sum, Replayed]]) -> HowFar:
     compared: dict[str, None] = {}
     resolution = 0.0
     for seen, replay in replays:
-        for name in replay.dtypes:
-            layers.setdefault(name, False)
+        layers = dict.fromkeys(replay.dtypes, False) | layers
         if replay.layers is None:
             continue
         found = sight(as_case(look, seen, replay))
@@ -52,7 +50,7 @@ def sight_of(look: Look, replays: Iterable[tuple[Sum, Replayed]]) -> HowFar:
         gradients = [name for name, error in replay.layers.gradients.items() if error is not None]
         for names, into in ((outputs, layers), (gradients, parameters)):
             for name in names:
-                if name != OUTPUT:
+                if name in into:
                     into[name] = into.get(name, False) or name not in blind
                     compared[name] = None
     return HowFar(layers, parameters, [n for n in compared if not (layers | parameters)[n]], resolution)

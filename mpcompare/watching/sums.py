@@ -138,7 +138,7 @@ class Sums:
         else:
             return None
         slot = self.tape.slot(tensor)
-        called.inner.append(Inner(slot, tensor.dtype, module, number, attribute, place))
+        called.inner.append(Inner(slot, self.spool.copy(tensor), module, number, attribute, place))
         return slot
 
     def _buffers(self) -> Params:

@@ -50,11 +50,15 @@ class Inner:
     """
 
     slot: Slot
-    dtype: torch.dtype
+    value: Tensor
     module: str
     number: int
     attribute: str
     place: int
+
+    @property
+    def name(self) -> str:
+        return ".".join(filter(None, (self.module, self.attribute)))
 
 
 @dataclass(eq=False)

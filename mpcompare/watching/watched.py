@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from mpcompare.errors import InputError, check_whole
+from mpcompare.verdict.examine.forced.collected import put_back_collected
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching import expecting
 from mpcompare.watching.attach import attached
-from mpcompare.watching.collected import put_back_collected
 from mpcompare.watching.defect import Defect
 from mpcompare.watching.defects import defects_of
 from mpcompare.watching.defects_of_layers import of_gradients

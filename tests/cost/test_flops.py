@@ -88,3 +88,25 @@ def test_a_module_that_needs_values_has_none():
             return self.layer(x) if x.sum() > 0 else x
 
     assert flops(Chooses(), torch.ones(2, 4)) is None
+
+
+class Features(nn.Sequential):
+    """Takes features by a hook that knows the network."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(6, 4), nn.ReLU())
+        self.kept = {}
+
+        def keep(module, inputs, output):
+            self.kept["relu"] = output
+
+        self[1].register_forward_hook(keep)
+
+    def forward(self, x):
+        super().forward(x)
+        return self.kept.pop("relu")
+
+
+def test_hooks_of_a_network_are_called_where_nothing_is_computed():
+    x, y = torch.zeros(5, 6), torch.zeros(5, dtype=torch.long)
+    assert step_flops(Features(), F.cross_entropy, x, y) == 2 * 2 * 5 * 6 * 4

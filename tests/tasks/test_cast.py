@@ -1,9 +1,11 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from mpcompare.tasks.cast import cast_module
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.text import CharGpt
 
 
@@ -67,8 +69,56 @@ def test_a_weight_that_an_embedding_shares_with_a_product_is_cast_and_stays_shar
     cast_module(model, torch.bfloat16)
     assert model.embedding.weight is model.output.weight
     assert model.output.weight.dtype is torch.bfloat16
-    assert model.positions.weight.dtype is torch.float32  # shared with nothing
+    assert dict(model.named_parameters())["positions.weight"].dtype is torch.float32  # shared with nothing
     assert model(torch.zeros(2, 6, dtype=torch.int64)).dtype is torch.bfloat16
+
+
+class OwnHead(nn.Module):
+    """Multiplies with the weight of its embedding, and makes a state of its format."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.mix = nn.Embedding(11, 8), nn.Linear(16, 8)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        state = self.embedding.weight.new_zeros(x.shape)
+        return nn.functional.linear(self.mix(torch.cat([x, state], dim=-1)), self.embedding.weight)
+
+
+def test_the_weight_of_an_embedding_enters_products_of_the_networks_own_in_16_bits():
+    model, ids = OwnHead(), torch.arange(6)
+    cast_module(model, torch.bfloat16)
+    own = dict(model.named_parameters())
+    assert own["embedding.weight"].dtype is torch.float32
+    copied = copy_of(model)
+    for each in (model, copied):
+        output = each(ids)
+        assert output.dtype is torch.bfloat16
+        output.float().sum().backward()
+    assert own["embedding.weight"].grad.dtype is torch.float32
+    assert own["embedding.weight"].grad[7:].any()  # of rows that the head alone takes
+    assert torch.equal(own["embedding.weight"].grad, dict(copied.named_parameters())["embedding.weight"].grad)
+
+
+class Rotary(nn.Module):
+    """Turns what it is given by complex numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.output = nn.Linear(8, 4)
+        self.register_buffer("turns", torch.polar(torch.ones(4), torch.arange(4.0)))
+
+    def forward(self, x):
+        turned = torch.view_as_complex(x.float().view(-1, 4, 2)) * self.turns
+        return self.output(torch.view_as_real(turned).flatten(1))
+
+
+def test_what_was_multiplied_with_a_complex_buffer_enters_products_in_16_bits():
+    model = Rotary()
+    cast_module(model, torch.bfloat16)
+    assert model.turns.dtype is torch.complex64
+    assert model(torch.rand(3, 8, dtype=torch.bfloat16)).dtype is torch.bfloat16
 
 
 def test_a_weight_that_is_computed_from_others_is_computed_in_fp32():
@@ -80,6 +130,28 @@ def test_a_weight_that_is_computed_from_others_is_computed_in_fp32():
     model.eval()  # its vectors stay as they are
     assert torch.equal(model.weight, computed.bfloat16())
     assert model(torch.ones(2, 6, dtype=torch.bfloat16)).dtype is torch.bfloat16
+
+
+def pruned(layer):
+    return prune.l1_unstructured(layer, "weight", amount=0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+@pytest.mark.parametrize("hooked", [nn.utils.spectral_norm, nn.utils.weight_norm, pruned])
+def test_a_weight_that_a_hook_computes_is_computed_in_fp32(hooked):
+    model = hooked(nn.Linear(6, 4))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p))
+    right = copy_of(model)
+    cast_module(model, torch.bfloat16)
+    assert {p.dtype for name, p in model.named_parameters() if name != "bias"} == {torch.float32}
+    assert model.bias.dtype is torch.bfloat16
+    x = torch.ones(2, 6, dtype=torch.bfloat16)
+    right(x.float())
+    assert model(x).dtype is torch.bfloat16
+    assert torch.equal(model.weight, right.weight.bfloat16())
+    assert all(torch.equal(b, other) for b, other in zip(model.buffers(), right.buffers(), strict=True))
 
 
 class OwnNorm(nn.Module):

@@ -76,3 +76,27 @@ def test_a_network_without_functions_is_copied_as_by_copy():
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     for name, t in copy.deepcopy(model).state_dict().items():
         assert torch.equal(t, copy_of(model).state_dict()[name])
+
+
+class Features(nn.Module):
+    """Keeps what a hook sees of a layer, by a function that knows the network."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.kept = nn.Linear(4, 3), {}
+
+        def keep(module, inputs, output):
+            self.kept["layer"] = output
+
+        self.layer.register_forward_hook(keep)
+
+    def forward(self, x):
+        self.layer(x)
+        return self.kept.pop("layer")
+
+
+def test_a_hook_of_a_copy_writes_into_the_copy():
+    model, x = Features(), torch.randn(5, 4)
+    made = copy_of(copy_of(model))
+    assert torch.equal(made(x), model(x))
+    assert made.kept == model.kept == {}

@@ -37,6 +37,27 @@ class SparseRows(nn.Module):
         return x + self.rows(torch.arange(len(x)) % 5)
 
 
+class Averages(nn.Module):
+    """Its second layer follows the first one, as a target network does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.target = nn.Linear(3, 4), nn.Linear(3, 4).requires_grad_(False)
+        self.target.load_state_dict(self.first.state_dict())
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.target.weight.lerp_(self.first.weight, 0.1)
+        return self.first(x) + self.target(x)
+
+
+def test_a_network_that_writes_into_its_parameters_is_one_line():
+    task = module_task(Averages)
+    with pytest.raises(InputError, match=r"^task.model=Averages: writes into its parameter target.weight when it is c"):
+        try_out(task.new_model(0, CPU), task, X, Y, "x")
+
+
 def in_inference_mode():
     with torch.inference_mode():
         return nn.Linear(3, 4)

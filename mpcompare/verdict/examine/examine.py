@@ -89,10 +89,11 @@ def examine(
     attempts.find("resume", lambda: resume(subject, batches))
     runs = yield from attempts.over("noise", noise_runs(subject, rows, noise), [])
     task = promised_task(subject.task, promises)
-    clips = task.clip_norm, task.clip_norm_type
+    clips, rule = (task.clip_norm, task.clip_norm_type), task.optimizer
+    own_loss = task.loss == "model" or not isinstance(task.loss, str)
     return Findings(
         precision=subject.precision.name,
-        recipe=Recipe(task.batch_size, task.accumulate, *clips, task.optimizer.linear, task.optimizer.bounded),
+        recipe=Recipe(task.batch_size, task.accumulate, *clips, rule.linear, rule.bounded, own_loss),
         loss_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
         moves=moves,

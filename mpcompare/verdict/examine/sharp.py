@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from mpcompare.contract import Batches
 from mpcompare.dtypes import rounded_to
@@ -52,7 +53,7 @@ def sharpened(network: nn.Module, x: Tensor, precision: Precision) -> Params:
         hook = _spread_by_output(done, generator)
         for module in network.modules():
             if isinstance(module, (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)):
-                module.register_forward_hook(hook)
+                module.register_forward_hook(hook, with_kwargs=True)
         network(x)
         if done:
             done[-1].weight.mul_(OF_LOGITS / SPREAD)  # type: ignore[operator]
@@ -64,7 +65,7 @@ def _spread_by_output(done: list[nn.Module], generator: torch.Generator) -> Call
     """Returns a hook that multiplies a layer's weights until its output spreads over SPREAD, and adds the layer to
     ``done``. The factors are powers of 2^(1/4), so that no order of sums changes them."""
 
-    def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
+    def hook(module: nn.Module, inputs: Any, named: Any, output: Any) -> Any:
         weight = module._parameters.get("weight")
         if weight is None or module in done:
             return None
@@ -72,11 +73,13 @@ def _spread_by_output(done: list[nn.Module], generator: torch.Generator) -> Call
         if not weight.any():
             drawn = torch.randn(weight.shape, generator=generator).div_(math.sqrt(max(weight[0].numel(), 1)))
             weight.copy_(drawn.to(weight.device))
-            output = module.forward(*inputs)
-        spread = float(output.std())
+            output = module.forward(*inputs, **named)
+        spread = float(
+            next(filter(torch.is_tensor, tree_leaves(output))).std()
+        )  # a router returns more than its product
         if 0 < spread < math.inf:
             weight.mul_(2 ** (round(4 * math.log2(SPREAD / spread)) / 4))
-        return module.forward(*inputs)
+        return module.forward(*inputs, **named)
 
     return hook
 

@@ -13,6 +13,11 @@ WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat
 WIDE |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "linear", "einsum"}
 CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
+# They make fp32 numbers of none, which functions that write into them take with numbers of their own format only.
+MAKERS = {
+    torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.arange, torch.linspace, torch.logspace,
+    torch.tensor,
+}  # fmt: skip
 
 
 def grouped_product(
@@ -65,7 +70,8 @@ def call_widened(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
     args = tuple(WIDE.get(a, a) if isinstance(a, torch.dtype) else a for a in args)
     if kwargs.get("dtype") in WIDE:
         kwargs = {**kwargs, "dtype": WIDE[kwargs["dtype"]]}
-    return func(*args, **kwargs)
+    result = func(*args, **kwargs)
+    return result.to(dtype) if func in MAKERS and result.dtype is torch.float32 else result
 
 
 def widened(network: nn.Module) -> nn.Module:

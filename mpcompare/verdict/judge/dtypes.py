@@ -4,9 +4,11 @@
   products (linear, convolutional, recurrent), forward and backward. The precision whose oracle the gradients fit.
 - *Limit.* The dtypes that the precision promises. Where amp computes a product in the precision alone, the run does,
   too: fp32 may come to it, because a bias may be added in fp32, and another 16-bit format may not.
+- *A loss of one's own*, or of the network, is computed as autocast computes it: the reference's format is right, too.
 - *Free.* Norms, activations, attention and embeddings may compute in fp32 or in the precision: autocast, explicit casts
   and FSDP differ there. Softmax and loss compute in no 16-bit format unless amp does.
-- *Another precision* fits only if the largest error is a quarter at its oracle, and every tensor is closer to it.
+- *Another precision* fits only if the largest error is a quarter at its oracle, and every tensor is closer to it. The
+  tensor with that error must be seen: roundings may move it by far more, as where they send rows to other experts.
 """
 
 import re
@@ -14,6 +16,8 @@ from collections.abc import Iterator, Mapping
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
+from mpcompare.verdict.judge.errors import relative_error
+from mpcompare.verdict.judge.limits import COARSEST
 
 # The cause where another dtype is one of these.
 TECHNIQUES = {"params": "no master weights", "loss": "loss", "optimizer": "moments"}
@@ -33,8 +37,7 @@ def checks(case: Case) -> Checks:
     good.
     """
     run, precision = case.run, case.run.precision
-    first = run.findings.first.finite
-    effective = (first.effective_precision if first else None) or precision
+    effective = _effective(run)
     formats, computed = _formats(case), _computed(case)
     nowhere = bool(formats) and computed not in formats
     elsewhere = _asked(run, formats if nowhere else [effective]) if nowhere or effective != precision else ""
@@ -52,6 +55,19 @@ def checks(case: Case) -> Checks:
     yield from _products(case)
     yield from _loss(case)
     yield from _others(case)
+
+
+def _effective(run: Examined) -> str:
+    """Returns the precision that the gradients of the first step show; the one asked for where the tensor that fits it
+    least is not seen, which is close to another precision's by luck."""
+    first, replay = run.findings.first.finite, run.findings.replays.get("first")
+    if first is None or not first.effective_precision:
+        return run.precision
+    rounding = replay.rounding if replay else run.findings.rounding
+    worst = max(first.gradients, key=lambda name: relative_error(first.gradients[name]))
+    e, once = first.gradients[worst], rounding.get(worst)
+    blind = e is not None and once is not None and once.error > COARSEST * e.norm
+    return run.precision if blind else first.effective_precision
 
 
 def _products(case: Case) -> Checks:
@@ -107,6 +123,8 @@ def _expected(case: Case, what: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys((promises.moments, promises.weights)))
     if what == "activations":
         return tuple(dict.fromkeys((computed, case.reference.dtypes[what])))
+    if what == "loss" and case.run.findings.recipe.own_loss:
+        return tuple(dict.fromkeys(("fp32", case.reference.dtypes[what])))
     return (computed, "fp32") if what == "gradients" else ("fp32",)
 
 

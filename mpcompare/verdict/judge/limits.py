@@ -8,6 +8,7 @@ from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingEr
 
 FP32 = FORMATS["fp32"].unit_roundoff
 K = 2.0  # a run may make twice the errors of its reference: one that rounds twice as often makes 1.4 times as much
+COARSEST = 0.1  # the relative error of a tensor that must be found for it to be seen
 RARE = 1e-3  # the share of values beyond a limit, where they vary at random as they are believed to
 
 

@@ -19,9 +19,8 @@ from mpcompare.verdict.judge.check import Case, Checks
 from mpcompare.verdict.judge.errors import GradientError, known
 from mpcompare.verdict.judge.gradients import errors_of, vanishes
 from mpcompare.verdict.judge.layers import Layers, as_pass
-from mpcompare.verdict.judge.limits import place_limit, roundings
+from mpcompare.verdict.judge.limits import COARSEST, place_limit, roundings
 
-COARSEST = 0.1  # the relative error of a tensor that must be found for it to be seen
 ENOUGH = 0.95  # the share of the numbers of the parameters that must be seen
 # The errors that each makes of those of a gradient g that is right: ||-g - g|| = 2 ||g||, and so on. Another order of
 # the elements has no part in the direction of g.

@@ -104,6 +104,21 @@ def test_a_right_mlp_loses_less_than_a_digit_anywhere(precision):
         assert (each.overflow, each.operator) == (0, "")
 
 
+class Powers(nn.Module):
+    """Powers of a number, as of rotary positions, that fp16 does not hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(784, 32), nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.last(self.first(x.flatten(1)) * (1.0 / 1e6 ** (torch.arange(32) / 32)))
+
+
+def test_powers_beyond_fp16_are_no_squares():
+    assert why(digits_of(Powers, "fp16")["before last"], "fp16") == "powers above 65504"
+
+
 def test_squares_beyond_fp16_are_named_in_the_layer_and_in_the_doubt_of_the_reference():
     run = examined(Large, "fp16")
     digits = run.findings.replays["first"].digits

@@ -12,7 +12,9 @@ from support.foreign import Network, ids, images
 from support.marks import BF16_LSTM
 from support.mutations import layers_of, subject_of
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from mpcompare.backends.amp import Amp
@@ -22,7 +24,7 @@ from mpcompare.tasks.draws import seed_step
 from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.text import CharGpt, CharLstm
 from mpcompare.verdict.examine.forced.known import KnownLayers
-from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted
+from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted, NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, recorded
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
@@ -161,6 +163,66 @@ class Averaged(nn.Module):
         return self.last(self.first(x).mean((2, 3)))
 
 
+class Hooked(nn.Module):
+    """A layer on which its author put a hook, and a list that a hook of another one writes into."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(784, 32), nn.Conv1d(32, 32, 1), nn.Linear(32, 10)
+        self.kept = []
+        kept = self.kept
+        self.first.register_forward_hook(lambda _, __, y: kept.append(y))
+        hook(self.again)
+
+    def forward(self, x):
+        self.kept.clear()
+        y = self.again(self.first(x.flatten(1)).tanh().unsqueeze(-1)).squeeze(-1).tanh()
+        (first,) = self.kept
+        return self.last(y + first / 2)
+
+
+OWN_HOOKS = {
+    "spectral norm": nn.utils.spectral_norm,
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.3),
+    "before": lambda layer: layer.register_forward_pre_hook(lambda _, x: (2 * x[0],)),
+    "after": lambda layer: layer.register_forward_hook(lambda _, __, y: 2 * y),
+    "backward": lambda layer: layer.register_full_backward_hook(lambda _, dx, __: (dx[0] / 2,)),
+}
+
+
+class Hyper(nn.Module):
+    """A layer whose weights another one computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.makes = nn.Linear(784, 16), nn.Linear(16, 16 * 8 + 8)
+        self.made, self.last = nn.Linear(16, 8).requires_grad_(False), nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = self.first(x.flatten(1)).tanh()
+        weight, bias = self.makes(x).mean(0).split([128, 8])
+        return self.last(functional_call(self.made, {"weight": weight.view(8, 16), "bias": bias}, (x,)).tanh())
+
+
+class Experts(nn.Module):
+    """Each row goes to two of four experts, whose probabilities are nearly equal: a rounding of these sends rows to
+    others."""
+
+    def __init__(self, near):
+        super().__init__()
+        self.first, self.gate, self.last = nn.Linear(784, 32), nn.Linear(32, 4), nn.Linear(32, 10)
+        self.experts, self.near = nn.ModuleList(nn.Linear(32, 32) for _ in range(4)), near
+
+    def forward(self, x):
+        x = self.first(x.flatten(1)).tanh()
+        shares, which = (self.gate(x).float() * self.near).softmax(-1).topk(2, -1)
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            row, place = torch.where(which == number)
+            y = y.index_add(0, row, (shares[row, place, None] * expert(x[row])).to(y.dtype))
+        return self.last(x + y)
+
+
 def gray(samples):
     return images(28, 1, samples)
 
@@ -279,6 +341,62 @@ def test_a_right_step_is_within_its_roundings_everywhere(network, precision):
     seen = sight(case)
     assert seen is not None
     assert seen.enough, seen
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("hook", OWN_HOOKS)
+def test_a_layer_with_hooks_is_within_its_roundings(hook, precision):
+    network = Network(hook, "here", lambda: Hooked(OWN_HOOKS[hook]), gray, BOTH)
+    run = layers_of(subject_of(network, precision, backend_of(precision)), "run")
+    assert doubt(run) == ""
+    alone = replace(run, name="none", findings=replace(run.findings, replays={}))
+    assert all(check.passed for check in layer_checks(Case(run, alone)))
+    seen = sight(Case(run, replace(run, name="reference")))
+    assert seen is not None
+    assert seen.enough, seen
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_layer_whose_weights_are_computed_is_within_its_roundings(precision):
+    run = layers_of(subject_of(Network("hyper", "here", Hyper, gray, BOTH), precision, backend_of(precision)), "run")
+    assert doubt(run) == ""
+    assert set(run.findings.replays["first"].gradients) == {
+        f"{n}.{p}" for n in ("first", "makes", "last") for p in ("weight", "bias")
+    }
+    alone = replace(run, name="none", findings=replace(run.findings, replays={}))
+    assert all(check.passed for check in layer_checks(Case(run, alone)))
+
+
+def test_a_replay_that_sends_rows_to_other_experts_is_no_sample(monkeypatch):
+    paths = []
+    take = Replay.take
+
+    def noted(self, calls):
+        paths.append("other")
+        loss = take(self, calls)
+        paths[-1] = "own"
+        return loss
+
+    monkeypatch.setattr(Replay, "take", noted)
+    run = layers_of(subject_of(Network("experts", "here", lambda: Experts(0.2), gray, BOTH), "bf16", Amp), "run")
+    assert "other" in paths
+    assert paths[0] == paths[-1] == "own"
+    assert paths.count("own") == 6  # the exact one, four samples, and that of the sizes of terms
+    assert doubt(run) == ""
+
+
+def test_rows_that_every_rounding_sends_to_other_experts_are_said():
+    subject = subject_of(Network("experts", "here", lambda: Experts(1e-3), gray, BOTH), "bf16", Amp)
+    with pytest.raises(NotReplayedError, match="^other rows come to experts.0 when the network is called again$"):
+        layers_of(subject, "run")
+
+
+def test_sums_of_convolutions_in_16_bits_are_among_their_roundings():
+    """A CPU without kernels for fp16 adds up the gradient of a convolution's weight in that format."""
+    network = Network("cnn", "here", lambda: MnistCnn(4), gray, ("fp16",))
+    run = layers_of(subject_of(network, "fp16", Amp), "run")
+    alone = replace(run, name="none", findings=replace(run.findings, replays={}))
+    assert all(check.passed for check in layer_checks(Case(run, alone)))
 
 
 def test_masks_are_fed_to_the_replay():

@@ -57,3 +57,27 @@ def test_a_layer_that_begins_at_0_is_drawn():
     nn.init.zeros_(model[1].weight)
     params = sharpened(model, torch.randn(64, 8), FP16)
     assert params["1.weight"].std() > 0.5
+
+
+class Router(nn.Linear):
+    """Returns more than its product, which it is given by name."""
+
+    def forward(self, rows):
+        y = super().forward(rows)
+        return y, y.argmax(-1)
+
+
+class Routed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = Router(8, 4)
+
+    def forward(self, x):
+        return self.router(rows=x)[0]
+
+
+def test_a_layer_that_returns_more_than_its_product_spreads_too():
+    model, x = new(Routed), torch.randn(64, 8)
+    params = sharpened(model, x, FP16)
+    model.router.weight.data, model.router.bias.data = params["router.weight"], params["router.bias"]
+    assert model(x).std().item() == pytest.approx(OF_LOGITS, rel=0.15)

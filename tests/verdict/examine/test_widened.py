@@ -54,3 +54,25 @@ def test_a_mixture_of_experts_is_seen_layer_by_layer():
     assert not reference.findings.stopped
     assert "gradient after" in reference.findings.replays["first"].places
     assert judge_run(examined("mw", BACKENDS["master_weights"], task, data, "bf16", steps=3), reference).word == "same"
+
+
+class Scattered(nn.Module):
+    """Writes rows into numbers that it makes of none, of the format that these have by default."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = nn.Linear(20, 32), nn.Linear(32, 5)
+
+    def forward(self, x):
+        z, at = self.before(x).float(), torch.arange(len(x)) // 2
+        largest = torch.full((len(x) // 2, 32), -1e4).scatter_reduce(0, at[:, None].expand(z.shape), z, "amax")
+        summed = torch.zeros(len(x) // 2, 32).index_add(0, at, z)
+        return self.after((largest + summed)[at].to(self.after.weight.dtype))
+
+
+def test_a_network_may_write_into_numbers_that_it_makes():
+    task = make_task(in_features=20, hidden=[8], out_features=5, batch_size=32, samples=32 * 4)
+    data, task = dataset_of(task), type(task)(Scattered, "cross_entropy", task.optimizer, 32, 32 * 4)
+    reference = examined("amp", BACKENDS["amp"], task, data, "bf16", steps=3)
+    assert not reference.findings.stopped
+    assert judge_run(examined("mw", BACKENDS["master_weights"], task, data, "bf16", steps=3), reference).word == "same"

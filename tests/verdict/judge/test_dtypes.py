@@ -1,14 +1,17 @@
 """Layers that compute their products in another format than the precision's, though their output does not show it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from planted import layers
-from support.judging import compared_with_amp, dataset_of
+from support.judging import compared_with_amp, dataset_of, examined
 from support.tasks import make_task
 from torch import nn
 
 from mpcompare.backends.amp import Amp
+from mpcompare.report.verdicts import judge_run
 
 TASK = make_task(samples=32 * 12)
 DATA = dataset_of(TASK)
@@ -123,3 +126,36 @@ def test_a_product_in_the_precision_is_right_whatever_else_is_in_fp32(backend):
     verdict = judged(backend)
     assert verdict.word == "same", verdict.because
     assert any(check.name.startswith("backward of") for check in verdict.checks)
+
+
+def test_gradients_that_roundings_move_by_far_more_show_no_precision():
+    amp = examined("amp", Amp, TASK, DATA, "bf16", steps=3)
+    first = amp.findings.first.finite
+    like_fp16 = replace(amp.findings.first, finite=replace(first, effective_precision="fp16"))
+    worst = max(first.gradients, key=lambda name: first.gradients[name].relative)
+
+    def word(part):
+        """Returns the verdict where one rounding of each result moves that gradient by a part of itself."""
+        moved = replace(amp.findings.replays["first"].rounding[worst], error=part * first.gradients[worst].norm)
+        findings = replace(amp.findings, first=like_fp16, rounding={worst: moved}, replays={})
+        run = replace(amp, findings=findings)
+        return str(judge_run(run, run))
+
+    assert word(0.05) == "differs: precision (asked for bf16, computes in fp16)"
+    assert word(0.5) == "reference"
+
+
+def of_the_output(output, targets):
+    """A loss in the format of the network's output."""
+    return (output.square().mean(1) - output.gather(1, targets[:, None]).squeeze(1)).mean()
+
+
+def test_a_loss_of_ones_own_computes_in_the_format_of_the_reference():
+    task = replace(TASK, loss=of_the_output)
+    amp = examined("amp", Amp, task, DATA, "bf16", steps=3)
+    assert amp.result.training.dtypes["loss"] == "bf16"
+    verdict = judge_run(amp, amp)
+    assert verdict.word == "reference", verdict.because
+    training = replace(amp.result.training, dtypes={**amp.result.training.dtypes, "loss": "fp32"})
+    in_fp32 = replace(amp, result=replace(amp.result, training=training))
+    assert str(judge_run(amp, in_fp32)) == "differs: loss"

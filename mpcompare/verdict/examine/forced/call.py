@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.forced.random_numbers import OtherPathError
 from mpcompare.verdict.examine.forced.record import Call, in_backward, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
 from mpcompare.verdict.examine.oracle import MULTIPLY
@@ -47,17 +48,28 @@ def is_torchs(module: nn.Module) -> bool:
     return False
 
 
+def half_of(module: nn.Module, call: Call) -> torch.dtype | None:
+    """Returns the format of 16 bits in which a layer multiplies."""
+    results = [t.dtype for t in call.outputs if is_real(t)]
+    return next((d for d in results if d in HALF), None) if isinstance(module, MULTIPLY) else None
+
+
 @dataclass
 class ForcedLayer:
-    """A layer, and its own forward as a function of flat inputs and parameters."""
+    """A layer, and its own forward as a function of flat inputs and parameters.
+
+    Attributes:
+        sources: the names of the parameters that hooks compute a weight from.
+    """
 
     module: nn.Module
     forward: Callable[[list[Any], Params], list[Any]]
+    sources: frozenset[str] = frozenset()
 
     def operands(self, call: Call, replay: Any) -> tuple[list[Any], dict[str, Tensor]]:
         """Returns the operands of a call: the recorded inputs, and the parameters as they were held. A
         layer of products whose output has 16 bits rounds both to them first."""
-        half, dtype = self._half(call), self.dtype(call, replay)
+        half, dtype = half_of(self.module, call), self.dtype(call, replay)
 
         def taken(t: Tensor) -> Tensor:
             with torch._C.DisableTorchFunction():  # no cast of the network's
@@ -66,7 +78,7 @@ class ForcedLayer:
         values = [taken(v).requires_grad_() if is_real(v) else v for v in call.inputs]
         params = {}
         for name, p in self.module.named_parameters():
-            cast = replay.weights.cast(p, half or call.held.get(name), dtype)
+            cast = replay.weights.cast(p, self._stored(name, call), dtype)
             params[name] = replay.operand(cast).requires_grad_(p.requires_grad)
         return values, params
 
@@ -79,11 +91,11 @@ class ForcedLayer:
 
     def fill(self, values: Sequence[Any], params: Params, call: Call, replay: Any) -> None:
         """Puts their numbers back."""
-        half = self._half(call)
+        half = half_of(self.module, call)
         for value, recorded in _copies(values, call):
             fill(value, _in_format(recorded, half), replay.operand)
         for name, p in self.module.named_parameters():
-            fill(params[name], replay.weights.numbers(p, half or call.held.get(name)), replay.operand)
+            fill(params[name], replay.weights.numbers(p, self._stored(name, call)), replay.operand)
 
     def note_in_fp32(self, name: str, full: str, terms: float, replay: Any) -> None:
         """Notes that a parameter, ``full`` in the network, is held in fp32, with the number of its gradient's terms."""
@@ -95,9 +107,9 @@ class ForcedLayer:
     def dtype(self, call: Call, replay: Any) -> torch.dtype:
         """Returns the dtype in which a call is computed: that of the replay, but for torch's products of 16-bit
         numbers. Those are exact in fp32, and their sums are off by about 2^-24 of their terms, as the backend's own.
-        So is an activation of 16-bit numbers."""
-        half = self._half(call)
-        if isinstance(self.module, PRODUCTS) and is_torchs(self.module) and half is not None:
+        So is an activation of 16-bit numbers, and a weight that a hook computes is not."""
+        half = half_of(self.module, call)
+        if isinstance(self.module, PRODUCTS) and is_torchs(self.module) and half is not None and not self.sources:
             return torch.float32
         numbers = [t.dtype in HALF for t in (*call.inputs, *call.outputs) if is_real(t)]
         activation = type(self.module).__module__ == nn.GELU.__module__ and not call.held and all(numbers)
@@ -108,10 +120,10 @@ class ForcedLayer:
         whatever format their layer returns."""
         return isinstance(self.module, MULTIPLY) or call.held.get(name) in HALF
 
-    def _half(self, call: Call) -> torch.dtype | None:
-        """Returns the format of 16 bits in which the layer multiplies."""
-        results = [t.dtype for t in call.outputs if is_real(t)]
-        return next((d for d in results if d in HALF), None) if isinstance(self.module, MULTIPLY) else None
+    def _stored(self, name: str, call: Call) -> torch.dtype | None:
+        """Returns the format to which a parameter is rounded first: one that a hook computes a weight from is taken as
+        it was held, and the weight is rounded."""
+        return (None if name in self.sources else half_of(self.module, call)) or call.held.get(name)
 
 
 @dataclass
@@ -144,6 +156,8 @@ class Forced(torch.autograd.Function):
         else:
             for place, (x, recorded) in enumerate(zip(xs, call.inputs, strict=False)):
                 if is_real(recorded) and is_real(x):
+                    if x.shape != recorded.shape:
+                        raise OtherPathError(f"other rows come to {name} when the network is called again")
                     replay.tell(Point("input", name, number, place), recorded, x, recorded.dtype)
             if name in replay.known:
                 replay.known.forward(name)

@@ -85,7 +85,9 @@ def _largest(value: Tensor) -> float:
 def _operator(func: Any, args: Any) -> str:
     """Returns the name of an operator; ``square`` for each that squares."""
     name = str(func._schema.name).partition("::")[2].rstrip("_")
-    squares = (name == "pow" and args[1] == 2) or (name == "mul" and args[0] is args[1])
+    squares = (name == "pow" and not isinstance(args[1], Tensor) and args[1] == 2) or (
+        name == "mul" and args[0] is args[1]
+    )
     return "square" if squares else name
 
 

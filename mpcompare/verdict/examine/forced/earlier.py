@@ -11,8 +11,7 @@ from mpcompare.precision import Precision
 from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingErrors
 from mpcompare.verdict.judge.layers import Layers
-from mpcompare.verdict.judge.limits import K
-from mpcompare.verdict.judge.sight import COARSEST
+from mpcompare.verdict.judge.limits import COARSEST, K
 
 Gradients = Mapping[str, GradientError | None]
 

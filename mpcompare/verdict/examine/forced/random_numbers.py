@@ -42,6 +42,10 @@ class NotReplayedError(Exception):
     """A recorded step cannot be replayed layer by layer; the message says why."""
 
 
+class OtherPathError(NotReplayedError):
+    """A replay takes another path than the step: another number of rows comes to a layer, as to an expert."""
+
+
 class _AtRandom(TorchDispatchMode):
     """Hands each random operation that draws numbers to ``drew`` while it is entered; what that returns is the result.
     An attention without dropout draws nothing."""

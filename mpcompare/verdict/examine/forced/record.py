@@ -153,6 +153,11 @@ class Hook:
         return _of_copy, ()
 
 
+def is_recorders(hook: object) -> bool:
+    """Returns whether a hook is a recorder's, or what stands in its place in a copy of a module."""
+    return isinstance(hook, Hook) or hook is _nothing
+
+
 def _of_copy() -> Callable[..., None]:
     return _nothing
 

@@ -7,7 +7,7 @@ the recorded input and the recorded gradient. So no error travels, in any networ
 the step is compared, each with the operands that the backend had.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,13 +20,25 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.contract import Batches
+from mpcompare.dtypes import dtype_name
 from mpcompare.instruments import fp32_products
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.as_recorded import as_recorded
-from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, is_torchs
+from mpcompare.verdict.examine.forced.call import (
+    HALF,
+    At,
+    Compare,
+    Forced,
+    ForcedLayer,
+    Point,
+    factor_of,
+    half_of,
+    is_torchs,
+)
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
+from mpcompare.verdict.examine.forced.hooks import HooksWithin
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
@@ -183,8 +195,10 @@ class Replay:
 
     @staticmethod
     def convolves_in(storage: torch.dtype, device: torch.device) -> torch.dtype:
-        """Returns the format in which convolutions of numbers in ``storage`` are summed, as far as samples show it."""
-        return torch.float32
+        """Returns the format in which torch sums convolutions: on a CPU for which oneDNN has no kernels in a format of
+        16 bits, it adds up so what a convolution passes down from each place of its kernel."""
+        in_16_bits = storage in HALF and device.type == "cpu" and not _has_kernels(storage)
+        return storage if in_16_bits else torch.float32
 
     def tell(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         """Compares at a point, and hides that work from the modes: it is no part of the step, and they are slow."""
@@ -217,6 +231,9 @@ class Replay:
         """Is given the gradient of each parameter, once all of it is there."""
         self.found(name, gradient)
 
+    def passed_on(self, name: str, outputs: list[Any]) -> None:
+        """Is given the outputs of a layer with which the network goes on."""
+
     def not_called(self) -> list[str]:
         """Returns the layers that the step called more often than the replay did, for a result that had a gradient."""
         missed = {name: calls[len(self.arrived.get(name, ())) :] for name, calls in self.record.calls.items()}
@@ -235,15 +252,14 @@ class Replay:
     @contextmanager
     def _forcing(self) -> Iterator[None]:
         """Puts a forced forward in the place of that of each recorded layer, and of the network."""
-        originals = {}
-        hooks = {}  # after the forward of a layer: what they make of its output belongs to the layer
+        originals, hooks = {}, {}
         for name, module in self.network.named_modules():
             if hasattr(module, "inplace"):
                 module.inplace = False  # a layer that writes into its input would write into the record
             if name in self.record.calls:
-                originals[module] = module.forward
-                hooks[module], module._forward_hooks = module._forward_hooks, OrderedDict()
+                originals[module], hooks[module] = module.forward, HooksWithin(module)
                 module.forward = self._forced(name, module, hooks[module])
+                hooks[module].take_off()
         whole = self.network.forward
         originals.setdefault(self.network, whole)
         self.network.forward = lambda *args, **kwargs: self._output(whole(*args, **kwargs))
@@ -252,8 +268,8 @@ class Replay:
         finally:
             for module in originals:
                 del module.forward
-            for module, own in hooks.items():
-                module._forward_hooks = own
+            for each in hooks.values():
+                each.put_back()
 
     def _output(self, result: Any) -> Any:
         values, spec = tree_flatten(result)
@@ -270,36 +286,34 @@ class Replay:
         requires = trained or any(isinstance(v, Tensor) and v.requires_grad for v in values)
         return self.zero.detach().requires_grad_(requires)
 
-    def _forced(self, name: str, module: nn.Module, hooks: OrderedDict[int, Any]) -> Callable[..., Any]:
+    def _forced(self, name: str, module: nn.Module, hooks: HooksWithin) -> Callable[..., Any]:
         original = module.forward
-
-        @contextmanager
-        def as_it_is() -> Iterator[None]:
-            forced, outer = module.forward, module._forward_hooks
-            module.forward, module._forward_hooks = original, hooks
-            try:
-                yield
-            finally:
-                module.forward, module._forward_hooks = forced, outer
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             flat, spec = tree_flatten((args, kwargs))
             flat = list(map(self.weights.taken, flat))
             number, call = self._next(name, flat)
-            if call is None:
-                with as_it_is():
-                    return module(*args, **kwargs)
+            is_given = any(id(p) not in self.weights.names for p in module.parameters())  # parameters that are computed
+            if call is None or is_given:
+                return original(*args, **kwargs)
 
             def layer(values: list[Any], params: Params) -> list[Any]:
                 # Copies, because a layer may write into its inputs. Those of torch do so only where they say "inplace".
                 given = values if is_torchs(module) else [v.clone() if is_real(v) else v for v in values]
                 again, named = tree_unflatten(given, spec)
-                with as_it_is(), as_recorded(call, self.dtype):
-                    return tree_flatten(functional_call(module, params, again, named))[0]
+                forced, module.forward = module.forward, original
+                try:
+                    with as_recorded(call, self.dtype), hooks.called(half_of(module, call)):
+                        return tree_flatten(functional_call(module, params, again, named))[0]
+                finally:
+                    module.forward = forced
 
             assert call.spec is not None
-            at = At(self, name, number, call, ForcedLayer(module, layer), torch.is_grad_enabled())
-            return tree_unflatten(list(Forced.apply(self._token(flat, module), at, *flat)), call.spec)
+            own = ForcedLayer(module, layer, hooks.sources)
+            at = At(self, name, number, call, own, torch.is_grad_enabled())
+            outputs = list(Forced.apply(self._token(flat, module), at, *flat))
+            self.passed_on(name, outputs)
+            return tree_unflatten(outputs, call.spec)
 
         return forward
 
@@ -315,6 +329,13 @@ class Replay:
             marks.append(mark)
         calls = self.record.calls.get(name, [])
         return number, calls[number] if number < len(calls) else None
+
+
+def _has_kernels(half: torch.dtype) -> bool:
+    """Returns whether oneDNN has kernels for a format of 16 bits on this CPU."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype_name(half)}_supported")())
 
 
 @contextmanager

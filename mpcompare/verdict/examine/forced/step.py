@@ -22,9 +22,10 @@ from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps, carried_to_gradients, carried_to_places
+from mpcompare.verdict.examine.forced.hooks import without_hooked
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import FP32, Errors
-from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
+from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
 from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
@@ -65,9 +66,10 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     Args:
         earlier: steps whose roundings are taken in place of samples, where one is like this. Else this is added.
     """
+    recorded = replace(recorded, record=without_hooked(recorded.record, recorded.network))
     errors = Errors(len(recorded.batches))
     ranges, roundings = Ranges(precision, recorded.scale), Roundings(precision, recorded.scale)
-    dtype, u = torch.float32 if precision.is_16_bit else torch.float64, precision.unit_roundoff
+    gradient, dtype = torch_dtype(precision.storage), torch.float32 if precision.is_16_bit else torch.float64
 
     def compare_exact(point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         errors.compare(point, seen, exact, dtype)
@@ -76,7 +78,6 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
             known.keep(point, exact)
 
     gradients: dict[str, GradientError | None] = {}
-    gradient = torch_dtype(precision.storage)
 
     def compare_gradient(name: str, exact: Tensor) -> None:
         shown = recorded.grads[name] if name in recorded.grads else torch.zeros_like(exact)
@@ -113,7 +114,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         layers,
         loss_noise=errors.loss_noise,
         places=_worst({point: _place(errors, point) for point in points}),
-        rounding={name: _of_gradient(errors, replay, u, name) for name in replay.sums.sources},
+        rounding={name: _of_gradient(errors, replay, precision.unit_roundoff, name) for name in replay.sums.sources},
         digits=digits_of(replay, recorded.loss, errors.norms(), errors.rounding, ranges) if precision.is_16_bit else {},
     )
     if earlier is not None:
@@ -122,10 +123,16 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
 
 
 def _take_samples(recorded: Recorded, errors: Errors, roundings: Roundings, known: KnownLayers, itemsize: int) -> None:
-    """Finds how large roundings are at each point, by replays of which each result is rounded."""
+    """Finds how large roundings are at each point, by replays of which each result is rounded. One that sends rows to
+    another expert is no sample.
+
+    Raises:
+        OtherPathError: each of them does.
+    """
     heap.trim()  # they have tensors of other sizes than the exact replay, and all of them alike
+    taken, other = 0, None
     for roundings.sample in range(MOST):
-        if roundings.sample == SAMPLES and not errors.blind():
+        if taken >= SAMPLES and not errors.blind():
             break
 
         def compare(point: Point, _: Tensor, exact: Tensor, __: torch.dtype) -> None:
@@ -137,22 +144,43 @@ def _take_samples(recorded: Recorded, errors: Errors, roundings: Roundings, know
         again.summed, again.known = roundings.round_, known
         again.stored = lambda value: roundings.round_(value.clone())
         again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), g)
-        with roundings, in_operations(recorded.network):
-            again.run()
+        try:
+            with roundings, in_operations(recorded.network):
+                again.run()
+        except OtherPathError as error:
+            other = error
+            continue
+        taken += 1
         for name, b in _statistics(again):
             errors.sample(roundings, Point("buffer", name), b)
+    if not taken and other is not None:
+        raise other
 
 
 def _sum_terms(recorded: Recorded, errors: Errors, roundings: Roundings, dtype: torch.dtype, itemsize: int) -> None:
-    """Finds the size of what is summed at each point, by a replay of which each operand is rounded."""
-    u = roundings.u
-    terms = _replay(recorded, dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
-    terms.operand = terms.stored = lambda operand: (
-        roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
-    )
-    terms.itemsize, terms.stores_all = itemsize, True
-    terms.found = lambda name, g: errors.summed(Point("parameter", name), g, u)
-    terms.run()
+    """Finds the size of what is summed at each point, by a replay of which each operand is rounded: the first that
+    sends no rows to another expert.
+
+    Raises:
+        OtherPathError: each of them does.
+    """
+    u, first = roundings.u, roundings.sample
+
+    def rounded(operand: Tensor) -> Tensor:
+        return roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
+
+    for roundings.sample in range(first, first + MOST):
+        terms = _replay(recorded, dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
+        terms.operand = terms.stored = rounded
+        terms.itemsize, terms.stores_all = itemsize, True
+        terms.found = lambda name, g: errors.summed(Point("parameter", name), g, u)
+        try:
+            terms.run()
+            break
+        except OtherPathError as error:
+            other = error
+    else:
+        raise other
     errors.loss_noise = max(errors.loss_noise, 4 * FP32 * math.sqrt(terms.squares))  # a function has terms of its own
     for name, b in _statistics(terms):
         errors.summed(Point("buffer", name), b, u)

@@ -1,7 +1,7 @@
-"""What hooks of a loop collect: a replay calls them too, and puts back what they have changed.
+"""What hooks collect: a replay calls them too, and puts back what they have changed.
 
-A loop that keeps the features of a layer has a hook that appends to a list, writes into a dict, or sets a variable. The
-replay computes with a copy of the network, but a function in a hook is the loop's own.
+Who keeps the features of a layer has a hook that appends to a list, writes into a dict, or sets a variable. The replay
+computes with a copy of the network, but a function in a hook may be the user's own.
 """
 
 from collections import deque
@@ -13,9 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mpcompare.watching.attributes import OTHERS
-
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+OF_MODULES = frozenset(vars(nn.Module()))  # the dicts that each module has
 DEEP = 3  # from a hook to what it changes, such as a list in a dict of an object
 
 
@@ -64,7 +63,7 @@ def _reach(value: Any, undo: dict[int, Callable[[], object]], deep: int) -> None
         undo[id(value)] = partial(_refill, value, kept)
     elif hasattr(value, "__dict__"):
         undo[id(value)] = partial(_refill, vars(value), vars(value).copy())
-        inner = [each for name, each in vars(value).items() if name not in OTHERS]
+        inner = [each for name, each in vars(value).items() if name not in OF_MODULES]
     for each in inner:
         _reach(each, undo, deep - 1)
 

@@ -286,6 +286,33 @@ def watched_bugs(file: Path) -> str:
     return said + markdown(shown)
 
 
+def second_draw(file: Path) -> str:
+    """Returns what a watch says of the second draw of bugs, and how many it flags, names and refuses."""
+    bugs = pd.read_csv(file, dtype=str, keep_default_na=False)
+    flagged, fair, refused = bugs["flagged"] == "yes", bugs["fair name"] == "yes", bugs["refused"] != ""
+    defect = bugs["kind"] == "defect"
+    link = "https://github.com/" + bugs["thread"].str.replace("#", "/issues/")
+    words = {True: "yes", False: "no"}
+    shown = pd.DataFrame(
+        {
+            "bug": "[" + bugs["thread"].str.rpartition("/")[2] + "](" + link + ")",
+            "what": bugs["what"],
+            "kind": bugs["kind"],
+            "what the watch says": bugs["cause"].where(flagged, bugs["verdict"]),
+            "by a fair name": fair.map(words),
+            "refused with what was meant": refused.map(words),
+        }
+    )
+    accused, twins_refused = (bugs["twin"] != "no defect").sum(), (bugs["twin refused"] != "").sum()
+    said = (
+        f"Flagged are {(defect & flagged).sum()} of {defect.sum()} defects, {(defect & fair).sum()} of them by a fair "
+        f"name, and {(~defect & flagged).sum()} of {(~defect).sum()} facts. Refused with what was meant are "
+        f"{(~defect & refused).sum()} of the facts. Of {len(bugs)} right twins {accused} have a defect, and "
+        f"{twins_refused} are refused.\n\n"
+    )
+    return said + markdown(shown)
+
+
 def questions(_: Path) -> str:
     """Returns a row for each check, with the first line of its file."""
     return markdown(pd.DataFrame([_of_check(kind)[:2] for kind in KINDS], columns=["check", "question"]))
@@ -305,6 +332,7 @@ def _of_check(kind: str) -> tuple[str, str, str]:
 OF_PAGES = (
     output,
     watched_bugs,
+    second_draw,
     runs,
     text,
     phases,

@@ -65,6 +65,11 @@ class Bug:
         return self.thread.rpartition("/")[2]
 
     @property
+    def link(self) -> str:
+        """Its address. GitHub leads from there to the pull request, if it is one."""
+        return f"https://github.com/{self.thread.replace('#', '/issues/')}"
+
+    @property
     def meant(self) -> dict[str, Any]:
         return {"precision": self.precision, **self.expect}
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pandas as pd
 from real_bug_tables import bugs, draws, since, themes, unnamed
 from summaries import MB, markdown, time_ratio
+from watched_bug_tables import second_draw, watched_bugs
 
 from mpcompare.command.listing import lines_of
 from mpcompare.verdict.judge.check import listed
@@ -270,23 +271,6 @@ def table(file: Path) -> str:
     return markdown(pd.read_csv(file, dtype=str, keep_default_na=False))
 
 
-def watched_bugs(file: Path) -> str:
-    """Returns what a watch says of the drawn bugs in the loops of others, and how many it flags and names."""
-    bugs = pd.read_csv(file, dtype=str, keep_default_na=False)
-    counts = {name: int((bugs[name] == "yes").sum()) for name in ("flagged", "named anywhere")}
-    shown = pd.DataFrame(
-        {
-            "bug": "[" + bugs["id"] + "](" + bugs["link"] + ")",
-            "loop": bugs["loop"] + ", " + bugs["precision"],
-            "what the watch says": bugs["all causes"].where(bugs["all causes"] != "", bugs["verdict"]),
-            "by a fair name": bugs["named anywhere"],
-            "refused with what was meant": (bugs["expected"] == "refused").map({True: "yes", False: "no"}),
-        }
-    )
-    said = f"Of {len(bugs)} bugs {counts['flagged']} are flagged, {counts['named anywhere']} by a fair name.\n\n"
-    return said + markdown(shown)
-
-
 def options(folder: Path) -> str:
     """Returns a row for each option of a group of conf/, with what its file says of itself."""
     lines = lines_of(folder.name, [folder.parent])
@@ -312,6 +296,7 @@ def _of_check(kind: str) -> tuple[str, str, str]:
 OF_PAGES = (
     output,
     watched_bugs,
+    second_draw,
     runs,
     text,
     phases,

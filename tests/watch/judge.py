@@ -3,6 +3,7 @@
     python tests/watch/judge.py loops                  each loop that is right, and its defects
     python tests/watch/judge.py bits                   whether they train to the same bits under the watch
     python tests/watch/judge.py bugs                   the drawn bugs
+    python tests/watch/judge.py second                 the second draw of bugs, each with its right twin
     python tests/watch/judge.py controls               loops in the form of bugs, and without them
     python tests/watch/judge.py random --number 300    random loops that are right
     python tests/watch/judge.py bugs --csv FILE        also writes the table into FILE, which must not be there yet
@@ -10,8 +11,9 @@
 
 A bug is flagged if the watch has a defect, and has a fair name if the first defect's cause is one that was written down
 for it before. ``expected`` says whether it is refused with what the user of the loop meant, its precision and the norm
-of clipping. A loop that is right must have no defect, and its state after 20 watched updates must be that after 20
-unwatched ones, bit for bit. The exit code is 1 if a right loop is accused or changed, and 0 whatever happens to bugs.
+of clipping. In the second draw ``refused`` holds the facts alone that are not what the user meant. A loop that is right
+must have no defect, and its state after 20 watched updates must be that after 20 unwatched ones, bit for bit. The exit
+code is 1 if a right loop is accused or changed, and 0 whatever happens to bugs.
 """
 
 # ruff: noqa: E402 (a script in a folder of tests finds the others by the path that it sets first)
@@ -22,10 +24,8 @@ import logging
 import os
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,63 +39,17 @@ from torch import Tensor
 from watch.bugs.controls import CONTROLS
 from watch.bugs.every import BUGS
 from watch.bugs.registry import Bug
+from watch.judging import SLACK, Judged, judged, one_line
 from watch.loops.base import Loop
 from watch.loops.every import LOOPS
 from watch.random_loops import RandomLoop
+from watch.second_draw.every import BUGS as SECOND
+from watch.second_draw.registry import Bug as SecondBug
 
 import mpcompare
 
 BITS_AFTER = 20  # updates
-SLACK = 12  # more updates, since the watch does not count those that a scaler skips
 Row = dict[str, Any]
-
-
-@dataclass
-class Judged:
-    """The words of the watch on a loop.
-
-    Attributes:
-        verdict: its word, or ``error``.
-        causes, places, sentences: those of its defects; of an error its message is the sentence.
-        expected: what it said of what the user meant; empty if that is so.
-        text: all that it prints.
-        seconds: the time of the watched training.
-    """
-
-    verdict: str
-    causes: list[str] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
-    sentences: list[str] = field(default_factory=list)
-    expected: str = ""
-    text: str = ""
-    seconds: float = 0.0
-
-    @property
-    def flagged(self) -> bool:
-        return bool(self.causes)
-
-
-def judged(loop: Loop, meant: dict[str, Any], after: int = 0, steps: int = 5, slack: int = SLACK) -> Judged:
-    """Trains a loop that was just made under the watch, and returns what that says."""
-    began = time.perf_counter()
-    try:
-        with mpcompare.watch(loop.model, loop.optimizer, steps=steps, after=after) as seen:
-            loop.train(after + steps + slack)
-        seconds = time.perf_counter() - began
-        defects, text = list(seen.defects), str(seen)
-    except Exception as error:  # a table of all loops goes on, and says which one broke
-        return Judged("error", sentences=[f"{type(error).__name__}: {error}"])
-    expected = ""
-    try:
-        seen.raise_if_wrong(expect=meant)
-    except Exception as error:
-        expected = one_line(error)
-    told = ([one_line(getattr(defect, name)) for defect in defects] for name in ("cause", "place", "sentence"))
-    return Judged(str(seen.verdict), *told, expected, text, seconds)
-
-
-def one_line(text: object) -> str:
-    return " ".join(str(text).split())
 
 
 def state_of(loop: Loop) -> list[Tensor]:
@@ -218,6 +172,38 @@ def row_of_bug(bug: Bug, result: Judged) -> Row:
     }
 
 
+def second(only: str) -> Iterator[tuple[Row, bool, str]]:
+    """Yields a row for each bug of the second draw, whether its twin has no defect, and what the watch printed."""
+    for bug in SECOND:
+        if not only or only in (bug.id, bug.thread):
+            slack = bug.steps + SLACK  # some of these loops train whole epochs
+            result, twin = (judged(bug.seeded(wrong), bug.meant, 0, bug.steps, slack) for wrong in (True, False))
+            right = not twin.flagged and twin.verdict != "error"
+            yield row_of_second(bug, result, twin), right, f"{result.text}\n--- its right twin\n{twin.text}"
+
+
+def row_of_second(bug: SecondBug, result: Judged, twin: Judged) -> Row:
+    first = result.causes[0] if result.causes else ""
+    return {
+        "thread": bug.thread,
+        "loop": bug.make.__name__,
+        "what": bug.what,
+        "kind": bug.kind,
+        "precision": bug.precision,
+        "fair": ", ".join(bug.fair),
+        "verdict": result.verdict,
+        "flagged": yes(result.flagged),
+        "cause": first,
+        "all causes": ", ".join(dict.fromkeys(result.causes)),
+        "fair name": yes(first in bug.fair),
+        "refused": "; ".join(result.differing),
+        "twin": "; ".join(twin.sentences) or twin.verdict,
+        "twin refused": "; ".join(twin.differing),
+        "seconds": f"{result.seconds + twin.seconds:.1f}",
+        "commit": commit(),
+    }
+
+
 def yes(value: bool) -> str:
     return "yes" if value else "no"
 
@@ -257,7 +243,7 @@ def write(row: Row, file: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("loops", "bits", "bugs", "controls", "random"))
+    parser.add_argument("what", choices=("loops", "bits", "bugs", "second", "controls", "random"))
     parser.add_argument("--number", type=int, default=300, help="of random loops")
     parser.add_argument("--only", default="", help="the name of a loop, the id of a bug, the number of a random loop")
     parser.add_argument("--csv", type=Path)
@@ -271,6 +257,11 @@ def main() -> int:
         counts = {name: sum(row[name] == "yes" for row in rows) for name in ("flagged", "named", "named anywhere")}
         refused = sum(row["expected"] == "refused" for row in rows)
         print(f"{len(rows)} bugs: {counts}, refused with what was meant: {refused}")
+    elif options.what == "second":
+        rows, wrong = shown(second(options.only), bool(options.only), options.csv)
+        counts = {name: sum(row[name] == "yes" for row in rows) for name in ("flagged", "fair name")}
+        refused = sum(bool(row["refused"]) for row in rows)
+        print(f"{len(rows)} bugs: {counts}, refused with what was meant: {refused}, right twins accused: {wrong}")
     else:
         whole = bool(options.only)
         made: Iterator[tuple[Row, bool, str]]

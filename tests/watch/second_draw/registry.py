@@ -1,0 +1,114 @@
+"""The registry of the second draw: real bugs of training loops, each as a loop with it and without it.
+
+    @bug("wenet-e2e/wekws#72", "gradients are never cleared", fair="accumulation", kind=DEFECT, precision="bf16")
+    def never_cleared(wrong: bool) -> Training:
+        ...
+
+The function makes the loop with the bug where ``wrong`` is true, and its right twin otherwise. ``fair`` holds the
+causes that would be fair names, and ``expect`` what the user meant beside the precision. Both were written down before
+a watch saw the loops. Two loops did not show their bug at first, and were mended before that, too.
+
+``expect`` has been changed since in two ways. Facts have other names now: ``weights`` is ``micro_batch_weights``, and
+``labels`` is ``micro_batch_labels``. That of voidism/DiffCSE#25 was nested wrongly, as a list in a list, so that even
+the right twin was refused; the list is a plain one now.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+DEFECT, FACT = "defect", "fact"  # what no intention makes right, and what may be meant so
+
+
+class Training(NamedTuple):
+    """A loop. ``train`` makes about so many updates, or a whole number of its epochs."""
+
+    model: nn.Module
+    optimizer: Any
+    train: Callable[[int], None]
+
+
+Maker = Callable[[bool], Training]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A real bug.
+
+    Attributes:
+        thread: the repository and the number of the issue or pull request on GitHub.
+        what: the bug in a sentence.
+        fair: the causes that would be fair names for it.
+        kind: ``DEFECT`` or ``FACT``, by what its author took it for.
+        precision: the one that the loop means.
+        expect: what else its user meant, in the words of the watch's ``expect``.
+        make: makes the loop with the bug, or without it.
+        steps: the number of watched updates.
+    """
+
+    thread: str
+    what: str
+    fair: tuple[str, ...]
+    kind: str
+    precision: str
+    expect: dict[str, Any]
+    make: Maker
+    steps: int = 5
+
+    @property
+    def id(self) -> str:
+        """The thread without its owner."""
+        return self.thread.rpartition("/")[2]
+
+    @property
+    def link(self) -> str:
+        """Its address. GitHub leads from there to the pull request, if it is one."""
+        return f"https://github.com/{self.thread.replace('#', '/issues/')}"
+
+    @property
+    def meant(self) -> dict[str, Any]:
+        return {"precision": self.precision, **self.expect}
+
+    def seeded(self, wrong: bool) -> Training:
+        """Returns the loop, made with a seed of its own."""
+        torch.manual_seed(0)
+        return self.make(wrong)
+
+
+BUGS: list[Bug] = []
+
+
+def bug(
+    thread: str,
+    what: str,
+    *,
+    fair: str,
+    kind: str,
+    precision: str,
+    expect: dict[str, Any] | None = None,
+    steps: int = 5,
+) -> Callable[[Maker], Maker]:
+    """Registers the maker that it decorates."""
+    causes = tuple(sorted(cause.strip() for cause in fair.split(",")))
+
+    def register(make: Maker) -> Maker:
+        BUGS.append(Bug(thread, what, causes, kind, precision, expect or {}, make, steps))
+        return make
+
+    return register
+
+
+def bf16() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def fp16() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.float16)
+
+
+def scaler_of(scale: float, **more: Any) -> GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=scale, **more)

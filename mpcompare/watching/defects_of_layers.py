@@ -82,7 +82,7 @@ def _without_gradient(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
             continue
         reached = [c for c in calls if c.without or any(g is not None and bool(g.any()) for g in c.gradients)]
         for own, p in module.named_parameters():
-            name = look.sums.names.get(id(p), "")
+            name = look.sums.calls.names.get(id(p), "")
             given = [call for call in reached if own in call.trained]
             if given and name in seen.owned and name not in seen.grads and not hooks_after(p):
                 because = f"{name} has no gradient in update {number}, though gradients arrive at the output of {layer}"

@@ -62,7 +62,7 @@ class Look(TorchFunctionMode):
         if self.attached.eager:
             self._stance = torch.compiler.set_stance("force_eager")
         if not self.attached.hides_layers:
-            self._handles += self.sums.recorder.attach(self.network)
+            self._handles += self.sums.calls.recorder.attach(self.network)
             own_functions.listen(self._own)
         self._handles.append(outer.register_forward_hook(after, with_kwargs=True, always_call=True))
         self._handles += FastPath(self._leave, self._enter).attach(self.network)
@@ -84,7 +84,7 @@ class Look(TorchFunctionMode):
         if self._entered and self._is_on_top():
             self._entered = False
             self.__exit__(None, None, None)
-            self.sums.noted.__exit__(None, None, None)
+            self.sums.calls.noted.__exit__(None, None, None)
 
     def used(self) -> list[Sum]:
         """Returns the sums of gradients that updates were made with, in their order."""
@@ -96,15 +96,15 @@ class Look(TorchFunctionMode):
 
     def _leave(self) -> bool:
         """Leaves both modes for a layer that is no part of the network; returns whether nobody has entered another."""
-        on_top = self._is_on_top() and _get_current_dispatch_mode() is self.sums.noted
+        on_top = self._is_on_top() and _get_current_dispatch_mode() is self.sums.calls.noted
         if not on_top or self._inside or not self.on:
             return False
         self.__exit__(None, None, None)
-        self.sums.noted.__exit__(None, None, None)
+        self.sums.calls.noted.__exit__(None, None, None)
         return True
 
     def _enter(self) -> None:
-        self.sums.noted.__enter__()
+        self.sums.calls.noted.__enter__()
         self.__enter__()
 
     # Calls of the network
@@ -113,8 +113,8 @@ class Look(TorchFunctionMode):
         self._inside += 1
         if self._inside > 1 or torch._C._current_graph_task_id() != -1:
             return
-        self.sums.calls += 1
-        self._called = self.guard(self.sums.call, module, (args, kwargs)) if torch.is_grad_enabled() else None
+        self.sums.calls.count += 1
+        self._called = self.guard(self.sums.calls.begin, module, (args, kwargs)) if torch.is_grad_enabled() else None
         self._left = self._is_on_top()
         if self._left:  # a compiler would look through a mode
             self.__exit__(None, None, None)
@@ -126,7 +126,7 @@ class Look(TorchFunctionMode):
         if self._left:
             self.__enter__()
         if self._called is not None and result is not None:
-            self.guard(self.sums.returned, self._called, result, self.attached.hides_layers)
+            self.guard(self.sums.calls.end, self._called, result, self.attached.hides_layers)
         self._called = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -149,8 +149,8 @@ class Look(TorchFunctionMode):
         """Is told of a function of the user's own before it is called, and returns what is to be told of its result."""
         if not self._is_of_loop() or not all(isinstance(each, PLAIN) for each in tree_leaves(args)):
             return None
-        begun = self.guard(self.sums.tape.begin, function, args, {}, self.steps.scaling)
-        return partial(self.guard, self.sums.tape.end_own, begun) if begun is not None else None
+        begun = self.guard(self.sums.calls.tape.begin, function, args, {}, self.steps.scaling)
+        return partial(self.guard, self.sums.calls.tape.end_own, begun) if begun is not None else None
 
     def _begins(self, func: Any, args: Any, kwargs: Any) -> Callable[[Any], None] | None:
         """Is told of a function that is called next, and returns what is to be told of its result."""
@@ -162,13 +162,13 @@ class Look(TorchFunctionMode):
         if not torch.is_grad_enabled():
             return None
         if func is Tensor.register_hook and not args[0].is_leaf:
-            self.sums.hide("hooks of the loop may change gradients above the network")
+            self.sums.calls.hide("hooks of the loop may change gradients above the network")
             return None
         if func is torch.autograd.grad:
-            self.sums.hide("the loop asks for gradients by torch.autograd.grad")
+            self.sums.calls.hide("the loop asks for gradients by torch.autograd.grad")
             return None
-        begun = self.sums.tape.begin(func, args, kwargs, self.steps.scaling)
-        return partial(self.sums.tape.end, begun) if begun is not None else None
+        begun = self.sums.calls.tape.begin(func, args, kwargs, self.steps.scaling)
+        return partial(self.sums.calls.tape.end, begun) if begun is not None else None
 
 
 def _without_numbers(args: Any) -> bool:

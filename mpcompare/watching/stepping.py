@@ -81,16 +81,17 @@ class Steps:
         in_backward = torch._C._current_graph_task_id() != -1
         total = None if in_backward else self.sums.close({n for n, _ in owned})
         settings: dict[str, dict[str, Any]] = {}
+        names = self.sums.calls.names
         for group in optimizer.param_groups:
             shared = {key: _number(value) for key, value in group.items() if key != "params"}
-            settings |= {self.sums.names[id(p)]: shared for p in group["params"] if id(p) in self.sums.names}
+            settings |= {names[id(p)]: shared for p in group["params"] if id(p) in names}
         scale = scalers.scale_of(self.scaler) if self.scaler is not None else 1.0
         by_hand = total is not None and scale != 1 and any(factor == scale for factor, _ in total.factors())
         return Taken(
             optimizer=name,
             sum=total,
             settings=settings,
-            called={n: self.sums.called[n] for n, _ in owned if n in self.sums.called},
+            called={n: self.sums.calls.called[n] for n, _ in owned if n in self.sums.calls.called},
             before={n: self.sums.spool.some(p) for n, p in owned},
             state={n: self._state(optimizer, p) for n, p in owned},
             scale=scale,
@@ -104,7 +105,7 @@ class Steps:
 
     def _owned(self, name: str) -> list[tuple[str, Tensor]]:
         params = [p for group in self.attached.optimizers[name].param_groups for p in group["params"]]
-        return [(self.sums.names[id(p)], p) for p in params if id(p) in self.sums.names]
+        return [(self.sums.calls.names[id(p)], p) for p in params if id(p) in self.sums.calls.names]
 
     def after(self, name: str) -> None:
         """Looks at what an optimizer has made."""

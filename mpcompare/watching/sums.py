@@ -6,28 +6,21 @@ nobody, and loops clear their gradients before, between and after.
 
 import math
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from mpcompare import generators
-from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
-from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, autocast_dtype, is_real
 from mpcompare.verdict.examine.numerics import numbers, same_bits, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
-from mpcompare.watching.attributes import attribute_of, attributes_of
+from mpcompare.watching.calls import Calls, is_used
 from mpcompare.watching.guard import Guard
-from mpcompare.watching.passes import one_call_each
-from mpcompare.watching.spool import Spool
 from mpcompare.watching.steps import Sum
-from mpcompare.watching.tape import Called, Inner, Op, Root, Slot, Tape, line_of_user, needed
+from mpcompare.watching.tape import Root, line_of_user
 
 NORMS = ("_foreach_norm", "linalg_vector_norm", "norm", "vector_norm", "linalg_norm")
 CLIPPING = (torch.clamp, torch.tensor)  # torch's clipping calls one of them where it finds no gradients
@@ -38,35 +31,20 @@ class Sums:
     """The sum of gradients that is under way.
 
     Attributes:
-        recorder: writes down the calls of the layers; ``noted`` the random numbers that they draw.
-        tape: of the loop.
+        calls: those of the network that it is made of.
         order: what was done to the gradients since the last backward: each part and its line.
         asked: the norm, and its type, to which ``clip_grad_norm_`` was asked to clip them since then.
-        weights, called: all numbers, and some, of the weights as the network was called; None and empty after a step.
-        moves: how often the loop has moved the weights between two calls, without a step.
         places: the parameters of gradients, by the place of their numbers in memory.
-        calls: how often the network was called, with gradients or without.
         clipped_early: the line that clips before backward has made any gradient; empty where none does.
         clipped_late: the line that clips after the step that used the gradients; empty where none does.
         backwards: how often backward was called; ``used``: the number of the last one that a step used.
     """
 
     def __init__(self, attached: Attached, guard: Guard) -> None:
-        self.attached, self.network = attached, attached.network
-        network = self.network
-        self.names = {id(p): name for name, p in network.named_parameters()}
-        self.params = dict(network.named_parameters())
-        self.spool = Spool()
-        self.recorder = Recorder(self.spool.copy, guard)
-        self._passes = self.recorder.passes = set()  # since the last backward
-        self.noted = _Noted(self.recorder.record.drawn, self.spool.copy, guard)
-        self.tape = Tape(self.names, self.spool.copy, self.inner)
+        self.attached, self.calls = attached, Calls(attached.network, guard)
+        self.params, self.spool = self.calls.params, self.calls.spool
         self.order: list[tuple[str, str]] = []
         self.asked: tuple[float, float] | None = None
-        self.weights: Params | None = None
-        self.called: Params = {}
-        self._latest: Params = {}  # some of the weights at the last call
-        self.moves = self.calls = 0
         self.places: dict[int, str] = {}
         self.used = 0
         self.clipped_early = self.clipped_late = ""
@@ -78,73 +56,7 @@ class Sums:
         self._kept: Params | None = None  # copies of them, as they were before anything changed them
         self._closed: Sum | None = None
         self._stale: list[str] = []
-        self._hidden = ""
         self._read = False  # whether the loop has read gradients since the last backward, but for clipping them
-        self._training = True
-
-    def hide(self, why: str) -> None:
-        """Is told why the layers of this sum cannot be replayed."""
-        self._hidden = self._hidden or why
-
-    # Calls of the network
-
-    def call(self, module: nn.Module, given: Any) -> Called:
-        """Begins a call of the network."""
-        self.recorder.open, self.recorder.whole = [], []  # those of a call that stopped with an error
-        now = {name: self.spool.some(p) for name, p in self.params.items()}
-        moved = self.weights is not None and not all(same_bits(p, now[name]) for name, p in self._latest.items())
-        if self.weights is None or moved:
-            self.called = {} if moved else now  # a loop may move them to and fro, as sharpness-aware minimization does
-            self.weights = {name: self.spool.copy(p) for name, p in self.params.items()}
-        self.moves, self._latest = self.moves + moved, now
-        self._training = module.training
-        first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
-        foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
-        attributes = attributes_of(self.network, self.spool.copy)
-        trained = frozenset(name for name, p in self.params.items() if p.requires_grad)
-        begins, dtype, buffers = _next_number(), autocast_dtype(), self._buffers()
-        state, moves, number = generators.states(), self.moves, self.calls
-        return Called([], state, buffers, attributes, trained, first, begins, foreign, moves, dtype, number)
-
-    def returned(self, called: Called, result: Any, compiled: bool) -> None:
-        """Ends a call; one whose result requires no gradient is no part of a sum."""
-        values = tree_leaves(result)
-        if not any(is_real(v) and v.requires_grad for v in values):
-            return
-        calls = self.recorder.record.calls
-        if compiled or not calls.get(OUTPUT):
-            self.hide("the network is compiled" if compiled else "nobody saw the outputs of the network")
-        else:
-            called.output = calls[OUTPUT][-1]
-        called.last = {name: len(each) for name, each in calls.items()}
-        called.after = self._buffers()
-        called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
-        called.ends = [v.grad_fn._sequence_nr() for v in values if is_real(v) and v.grad_fn is not None]
-        self.tape.events.append(called)
-
-    def inner(self, tensor: Tensor) -> Slot | None:
-        """Returns the slot of a value that the network has made within a call; None of any other."""
-        assert tensor.grad_fn is not None
-        began = tensor.grad_fn._sequence_nr()
-        called = next((c for c in self._calls() if c.begins < began <= max(c.ends, default=0)), None)
-        if called is None:
-            return None
-        if (made := self.recorder.made.get(tensor)) is not None:
-            module, number, place = made
-            attribute = ""
-        elif (found := attribute_of(self.network, tensor)) is not None:
-            module, attribute, place = found
-            number = 0
-        else:
-            return None
-        slot = self.tape.slot(tensor)
-        called.inner.append(Inner(slot, self.spool.copy(tensor), module, number, attribute, place))
-        return slot
-
-    def _buffers(self) -> Params:
-        return {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
-
-    # Backward
 
     def backward(self, args: Any, kwargs: Any) -> Root:
         """Returns where a ``backward`` begins that is called next."""
@@ -152,19 +64,17 @@ class Sums:
         tensors = list(first) if isinstance(first, (list, tuple)) else [first]
         gradient = args[1] if len(args) > 1 else kwargs.get("gradient", kwargs.get("grad_tensors"))
         gradients = list(gradient) if isinstance(gradient, (list, tuple)) else [gradient] * len(tensors)
-        root = self.tape.root(tensors, gradients, line_of_user())
+        root = self.calls.tape.root(tensors, gradients, line_of_user())
         if root.inner and root.hidden:
-            self.hide(f"a loss depends on {root.hidden} within the network, which it does not return")
+            self.calls.hide(f"a loss depends on {root.hidden} within the network, which it does not return")
         if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
-            self.hide("a backward is differentiated again")
+            self.calls.hide("a backward is differentiated again")
         self._begin(root)
         return root
 
     def passed(self, root: Root, _: Any) -> None:
         """Is told that ``backward`` has come to its end."""
-        root.passes = frozenset(self._passes)
-        self._passes.clear()
-        self.tape.events.append(root)
+        self.calls.passed(root)
         grads = {name: self.params[name].grad for name in self.attached.owned()}
         self._left = {name: g for name, g in grads.items() if g is not None}
         self._versions = {name: g._version for name, g in self._left.items()}
@@ -181,11 +91,12 @@ class Sums:
         kept = [n for n in trained if n not in empty]
         if not kept:
             self._stale = []
-            used = [called for called in self._calls() if _used(called)]
+            made = self.calls.made()
+            used = [called for called in made if is_used(called)]
             # Their gradients may have moved the weights, or belong to the inputs.
-            meant = any(called.moves < self.moves for called in used) or any(called.foreign for called in self._calls())
+            meant = any(called.moves < self.calls.moves for called in used) or any(called.foreign for called in made)
             if self.used < self.backwards - 1 and used and not meant:
-                roots = sum(isinstance(event, Root) for event in self.tape.events)
+                roots = len(self.calls.roots())
                 if all_finite(self._left):
                     self._dropped += 0 if self._read else roots
                 else:
@@ -195,12 +106,17 @@ class Sums:
             self._stale = kept
             self._fresh()
         elif any(n in self._left for n in empty):
-            self.hide("the gradients of some parameters were cleared, and others were not")
+            self.calls.hide("the gradients of some parameters were cleared, and others were not")
         elif self.asked is not None and self._is_changed():
-            self.hide("the loop clips the gradients between its backward passes")
-            lines = {event.line for event in self.tape.events if isinstance(event, Root)}
+            self.calls.hide("the loop clips the gradients between its backward passes")
+            lines = {each.line for each in self.calls.roots()}
             if lines == {root.line}:  # parts of one sum; those of several losses may be meant to be clipped apart
                 self._clipped = f"to {self.asked[0]:g} ({next(line for part, line in self.order if part == 'norm')})"
+
+    def _fresh(self) -> None:
+        """Drops everything but the calls of the network that no backward has come through."""
+        self._clipped = ""
+        self.calls.drop_used()
 
     def _is_changed(self) -> bool:
         """Returns whether gradients have other bits than backward left."""
@@ -213,37 +129,6 @@ class Sums:
         if grad is None or grad is not self._left.get(name) or any("zero" in part for part, _ in self.order):
             return False
         return grad._version == self._versions[name]
-
-    def _fresh(self) -> None:
-        """Drops everything but the calls that no backward has come through."""
-        self._clipped = ""
-        self.tape.drop(lambda called: not _used(called))
-        calls, record = self._calls(), Record(hidden=self.recorder.record.hidden)
-        if not calls:
-            self.noted.drawn, self._hidden, record.hidden = {}, "", ""
-        record.drawn = self.noted.drawn
-        for called in calls:
-            before = {name: len(each) for name, each in record.calls.items()}
-            self._add(called, record)
-            called.first, called.last = before, {name: len(each) for name, each in record.calls.items()}
-        self.recorder.record = record
-
-    def _add(self, called: Called, record: Record) -> None:
-        """Adds the calls of the layers in one call of the network to a record."""
-        for name, calls in self._layers(called).items():
-            passes = called.within
-            record.calls[name] += calls if passes is None else [each.within(passes) for each in calls]
-
-    def _layers(self, called: Called) -> dict[str, list[Call]]:
-        """Returns the calls of the layers in one call of the network."""
-        every = self.recorder.record.calls
-        calls = {name: every[name][called.first.get(name, 0) : called.last.get(name, 0)] for name in every}
-        return {name: each for name, each in calls.items() if each}
-
-    def _calls(self) -> list[Called]:
-        return [event for event in self.tape.events if isinstance(event, Called)]
-
-    # From backward to the step
 
     def touched(self, func: Any, args: Any) -> None:
         """Is told of each function that is called before it is, and notes what is done with gradients."""
@@ -286,7 +171,7 @@ class Sums:
         """Keeps the gradients as backward left them; called before anything changes them."""
         if self._kept is None:
             if any(g._version != self._versions[name] for name, g in self._left.items()):
-                self.hide("something changes the gradients that nobody sees, such as a compiled function")
+                self.calls.hide("something changes the gradients that nobody sees, such as a compiled function")
             self._kept = {name: self.spool.copy(numbers(g)) for name, g in self._left.items()}
 
     def close(self, names: Collection[str]) -> Sum | None:
@@ -299,42 +184,29 @@ class Sums:
         if self._closed is not None or not self._left or self.used == self.backwards:
             return self._closed
         self.keep()
-        events = needed(self.tape.events)
-        used = [event for event in events if isinstance(event, Called) and _used(event)]
-        record = Record(defaultdict(list), self.noted.drawn, self.recorder.record.hidden)
-        tape = [event for event in events if isinstance(event, (Op, Root)) or event in used]
-        for called in used:
-            layers = [call for calls in self._layers(called).values() for call in calls]
-            called.passes = frozenset(number for call in layers for number in (call.first, *call.later)) - {-1}
-        try:
-            tape = one_call_each(tape)
-        except NotImplementedError as error:
-            self.hide(f"two backward passes go through one call of the network, and {error} writes into its output")
-        for event in tape:
-            if isinstance(event, Called):
-                self._add(event, record)
+        record, tape, used = self.calls.taken()
         stale, others = [n for n in self._stale if n in names], {n for n in self._stale if n not in names}
         if stale:
-            self.hide("the gradients of the update before are still in them")
+            self.calls.hide("the gradients of the update before are still in them")
         if others and any(called.foreign for called in used):
-            self.hide("the loss goes through parameters of another optimizer")
-        if any(called.moves < self.moves for called in used):
-            self.hide("the loop moves the weights between the calls of the network")
+            self.calls.hide("the loss goes through parameters of another optimizer")
+        if any(called.moves < self.calls.moves for called in used):
+            self.calls.hide("the loop moves the weights between the calls of the network")
         self._closed = Sum(
             record=record,
             tape=tape,
             grads={n: g for n, g in (self._kept or {}).items() if n not in others},
-            weights=self.weights or {},
+            weights=self.calls.weights or {},
             first=used[0] if used else None,
-            buffers_after=used[-1].after if used and used[-1].number < self.calls else self._buffers(),
+            buffers_after=used[-1].after if used and used[-1].number < self.calls.count else self.calls.buffers(),
             stale=stale,
             dropped=self._dropped,
             given_up=self._given_up,
-            hidden=self._hidden or record.hidden or ("" if used else "no call of the network was seen"),
-            training=self._training,
+            hidden=self.calls.hidden or record.hidden or ("" if used else "no call of the network was seen"),
+            training=self.calls.training,
             owned=self.attached.owned() - others,
             hooked={n for n, p in self.params.items() if p._backward_hooks or hooks_after(p)},
-            autocast=_autocast(record, [event for event in events if isinstance(event, Called)]),
+            autocast=self.calls.autocast(record),
             clipped=self._clipped,
         )
         self._dropped = self._given_up = 0
@@ -345,17 +217,12 @@ class Sums:
         self._clips = self.asked is not None
         self.used, self.order, self.asked = self.backwards, [], None
         if not skipped:
-            self.weights, self.called, self._latest = None, {}, {}
+            self.calls.moved_on()
 
     def forget(self) -> None:
         """Lets go of everything that only the next step would need."""
-        self._left, self.places, self.called, self.weights, self._kept, self._closed = {}, {}, {}, None, None, None
-
-
-def _next_number() -> int:
-    """Returns the number that autograd gives a function now; those that come later get larger ones."""
-    node: Any = torch.zeros((), requires_grad=True).view(()).grad_fn
-    return int(node._sequence_nr())
+        self._left, self.places, self._kept, self._closed = {}, {}, None, None
+        self.calls.moved_on()
 
 
 def hooks_after(p: Tensor) -> bool:
@@ -381,26 +248,3 @@ def _asked() -> tuple[float, float] | None:
             return float(frame.f_locals["max_norm"]), float(frame.f_locals.get("norm_type", 2.0))
         frame = frame.f_back
     return None
-
-
-class _Noted(Noted):
-    def __init__(self, drawn: Drawn, copy: Callable[[Tensor], Tensor], guard: Guard) -> None:
-        super().__init__(drawn, copy)
-        self.guard = guard
-
-    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: Any) -> list[Any]:
-        self.guard(super().drew, key, func, args, numbers, generator)
-        return numbers
-
-
-def _used(called: Called) -> bool:
-    """Returns whether a backward has come through a call of the network."""
-    call: Call | None = called.output
-    return call is not None and any(g is not None for g in call.gradients)
-
-
-def _autocast(record: Record, network: Sequence[Called]) -> str:
-    """Returns the dtype of autocast, which a network may enter itself; empty where there was none."""
-    layers = [call.autocast for name, calls in record.calls.items() if name != OUTPUT for call in calls]
-    outside = [called.autocast for called in network]
-    return next((dtype_name(dtype) for dtype in layers + outside if dtype is not None), "")

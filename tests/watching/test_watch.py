@@ -139,7 +139,7 @@ def test_evaluation_in_inference_mode_is_no_part_of_a_step():
 
 
 PARTS = [
-    "mpcompare.watching.sums.Sums.call",
+    "mpcompare.watching.calls.Calls.begin",
     "mpcompare.watching.stepping.Steps.before",
     "mpcompare.verdict.examine.forced.record.Recorder.returned",
     "mpcompare.watching.tape.Tape.end",

@@ -1,0 +1,202 @@
+"""The calls of the network in a sum of gradients that is under way, and what the loop computes of their outputs."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from mpcompare import generators
+from mpcompare.dtypes import dtype_name
+from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
+from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, autocast_dtype, is_real
+from mpcompare.verdict.examine.numerics import same_bits
+from mpcompare.watching.attributes import attribute_of, attributes_of
+from mpcompare.watching.guard import Guard
+from mpcompare.watching.passes import one_call_each
+from mpcompare.watching.spool import Spool
+from mpcompare.watching.tape import Called, Event, Inner, Op, Root, Slot, Tape, needed
+
+
+class Calls:
+    """The calls of the network since the gradients were last empty.
+
+    Attributes:
+        names, params: of the network.
+        recorder: writes down the calls of the layers; ``noted`` the random numbers that they draw.
+        tape: of the loop.
+        weights, called: all numbers, and some, of the weights as the network was called; None and empty after a step.
+        moves: how often the loop has moved the weights between two calls, without a step.
+        count: how often the network was called, with gradients or without.
+        training: whether the network was in training mode.
+        hidden: why the layers cannot be replayed; empty where they can.
+    """
+
+    def __init__(self, network: nn.Module, guard: Guard) -> None:
+        self.network = network
+        self.names = {id(p): name for name, p in network.named_parameters()}
+        self.params = dict(network.named_parameters())
+        self.spool = Spool()
+        self.recorder = Recorder(self.spool.copy, guard)
+        self._passes = self.recorder.passes = set()  # since the last backward
+        self.noted = _Noted(self.recorder.record.drawn, self.spool.copy, guard)
+        self.tape = Tape(self.names, self.spool.copy, self.inner)
+        self.weights: Params | None = None
+        self.called: Params = {}
+        self._latest: Params = {}  # some of the weights at the last call
+        self.moves = self.count = 0
+        self.training = True
+        self.hidden = ""
+
+    def hide(self, why: str) -> None:
+        """Is told why the layers cannot be replayed."""
+        self.hidden = self.hidden or why
+
+    def begin(self, module: nn.Module, given: Any) -> Called:
+        """Begins a call of the network."""
+        self.recorder.open, self.recorder.whole = [], []  # those of a call that stopped with an error
+        now = {name: self.spool.some(p) for name, p in self.params.items()}
+        moved = self.weights is not None and not all(same_bits(p, now[name]) for name, p in self._latest.items())
+        if self.weights is None or moved:
+            self.called = {} if moved else now  # a loop may move them to and fro, as sharpness-aware minimization does
+            self.weights = {name: self.spool.copy(p) for name, p in self.params.items()}
+        self.moves, self._latest = self.moves + moved, now
+        self.training = module.training
+        first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
+        foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
+        attributes = attributes_of(self.network, self.spool.copy)
+        trained = frozenset(name for name, p in self.params.items() if p.requires_grad)
+        begins, dtype, buffers = _next_number(), autocast_dtype(), self.buffers()
+        state, moves, number = generators.states(), self.moves, self.count
+        return Called([], state, buffers, attributes, trained, first, begins, foreign, moves, dtype, number)
+
+    def end(self, called: Called, result: Any, compiled: bool) -> None:
+        """Ends a call; one whose result requires no gradient is no part of a sum."""
+        values = tree_leaves(result)
+        if not any(is_real(v) and v.requires_grad for v in values):
+            return
+        calls = self.recorder.record.calls
+        if compiled or not calls.get(OUTPUT):
+            self.hide("the network is compiled" if compiled else "nobody saw the outputs of the network")
+        else:
+            called.output = calls[OUTPUT][-1]
+        called.last = {name: len(each) for name, each in calls.items()}
+        called.after = self.buffers()
+        called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
+        called.ends = [v.grad_fn._sequence_nr() for v in values if is_real(v) and v.grad_fn is not None]
+        self.tape.events.append(called)
+
+    def inner(self, tensor: Tensor) -> Slot | None:
+        """Returns the slot of a value that the network has made within a call; None of any other."""
+        assert tensor.grad_fn is not None
+        began = tensor.grad_fn._sequence_nr()
+        called = next((c for c in self.made() if c.begins < began <= max(c.ends, default=0)), None)
+        if called is None:
+            return None
+        if (made := self.recorder.made.get(tensor)) is not None:
+            module, number, place = made
+            attribute = ""
+        elif (found := attribute_of(self.network, tensor)) is not None:
+            module, attribute, place = found
+            number = 0
+        else:
+            return None
+        slot = self.tape.slot(tensor)
+        called.inner.append(Inner(slot, self.spool.copy(tensor), module, number, attribute, place))
+        return slot
+
+    def buffers(self) -> Params:
+        """Returns copies of the network's buffers."""
+        return {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
+
+    def passed(self, root: Root) -> None:
+        """Is told that a backward has come to its end."""
+        root.passes = frozenset(self._passes)
+        self._passes.clear()
+        self.tape.events.append(root)
+
+    def roots(self) -> list[Root]:
+        """Returns the backward passes."""
+        return [event for event in self.tape.events if isinstance(event, Root)]
+
+    def made(self) -> list[Called]:
+        """Returns the calls."""
+        return [event for event in self.tape.events if isinstance(event, Called)]
+
+    def drop_used(self) -> None:
+        """Drops everything but the calls that no backward has come through."""
+        self.tape.drop(lambda called: not is_used(called))
+        calls, record = self.made(), Record(hidden=self.recorder.record.hidden)
+        if not calls:
+            self.noted.drawn, self.hidden, record.hidden = {}, "", ""
+        record.drawn = self.noted.drawn
+        for called in calls:
+            before = {name: len(each) for name, each in record.calls.items()}
+            self._add(called, record)
+            called.first, called.last = before, {name: len(each) for name, each in record.calls.items()}
+        self.recorder.record = record
+
+    def taken(self) -> tuple[Record, list[Event], list[Called]]:
+        """Returns the record of the layers, the tape, and the calls that a backward has come through."""
+        events = needed(self.tape.events)
+        used = [event for event in events if isinstance(event, Called) and is_used(event)]
+        record = Record(defaultdict(list), self.noted.drawn, self.recorder.record.hidden)
+        tape = [event for event in events if isinstance(event, (Op, Root)) or event in used]
+        for called in used:
+            layers = [call for calls in self._layers(called).values() for call in calls]
+            called.passes = frozenset(number for call in layers for number in (call.first, *call.later)) - {-1}
+        try:
+            tape = one_call_each(tape)
+        except NotImplementedError as error:
+            self.hide(f"two backward passes go through one call of the network, and {error} writes into its output")
+        for event in tape:
+            if isinstance(event, Called):
+                self._add(event, record)
+        return record, tape, used
+
+    def autocast(self, record: Record) -> str:
+        """Returns the dtype of autocast, which the network may enter itself; empty where there was none."""
+        layers = [call.autocast for name, calls in record.calls.items() if name != OUTPUT for call in calls]
+        outside = [called.autocast for called in self.made()]
+        return next((dtype_name(dtype) for dtype in layers + outside if dtype is not None), "")
+
+    def moved_on(self) -> None:
+        """Is told that a step has moved the weights."""
+        self.weights, self.called, self._latest = None, {}, {}
+
+    def _add(self, called: Called, record: Record) -> None:
+        """Adds the calls of the layers in one call of the network to a record."""
+        for name, calls in self._layers(called).items():
+            passes = called.within
+            record.calls[name] += calls if passes is None else [each.within(passes) for each in calls]
+
+    def _layers(self, called: Called) -> dict[str, list[Call]]:
+        """Returns the calls of the layers in one call of the network."""
+        every = self.recorder.record.calls
+        calls = {name: every[name][called.first.get(name, 0) : called.last.get(name, 0)] for name in every}
+        return {name: each for name, each in calls.items() if each}
+
+
+def _next_number() -> int:
+    """Returns the number that autograd gives a function now; those that come later get larger ones."""
+    node: Any = torch.zeros((), requires_grad=True).view(()).grad_fn
+    return int(node._sequence_nr())
+
+
+class _Noted(Noted):
+    def __init__(self, drawn: Drawn, copy: Callable[[Tensor], Tensor], guard: Guard) -> None:
+        super().__init__(drawn, copy)
+        self.guard = guard
+
+    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: Any) -> list[Any]:
+        self.guard(super().drew, key, func, args, numbers, generator)
+        return numbers
+
+
+def is_used(called: Called) -> bool:
+    """Returns whether a backward has come through a call of the network."""
+    call: Call | None = called.output
+    return call is not None and any(g is not None for g in call.gradients)

@@ -19,12 +19,14 @@ class HowFar:
             error of 10 % would be found in at least one update.
         blind: the names of those that were compared, and in which it would not be found.
         resolution: the relative error that would be found in at least half of the gradients.
+        not_flagged: errors that were planted into what was found, and are not flagged, in words.
     """
 
     layers: dict[str, bool]
     parameters: dict[str, bool]
     blind: list[str]
     resolution: float
+    not_flagged: list[str]
 
     def __str__(self) -> str:
         if not any(self.layers.values()):
@@ -38,6 +40,7 @@ def sight_of(look: Look, replays: Iterable[tuple[Sum, Replayed]]) -> HowFar:
     layers: dict[str, bool] = {}
     parameters = dict.fromkeys((name for taken in look.taken for name in taken.given), False)
     compared: dict[str, None] = {}
+    not_flagged: dict[str, None] = {}
     resolution = 0.0
     for seen, replay in replays:
         layers = dict.fromkeys(replay.dtypes, False) | layers
@@ -45,6 +48,7 @@ def sight_of(look: Look, replays: Iterable[tuple[Sum, Replayed]]) -> HowFar:
             continue
         found = sight(as_case(look, seen, replay))
         blind = {*found.layers, *found.unseen} if found else set()
+        not_flagged |= dict.fromkeys(found.not_flagged if found else ())
         resolution = max(resolution, found.resolution if found else 0.0)
         outputs = [at.removeprefix("output ") for at in replay.layers.places if at.startswith("output ")]
         gradients = [name for name, error in replay.layers.gradients.items() if error is not None]
@@ -53,4 +57,5 @@ def sight_of(look: Look, replays: Iterable[tuple[Sum, Replayed]]) -> HowFar:
                 if name in into:
                     into[name] = into.get(name, False) or name not in blind
                     compared[name] = None
-    return HowFar(layers, parameters, [n for n in compared if not (layers | parameters)[n]], resolution)
+    unseen = [name for name in compared if not (layers | parameters)[name]]
+    return HowFar(layers, parameters, unseen, resolution, list(not_flagged))

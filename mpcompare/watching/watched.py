@@ -265,5 +265,7 @@ class Watch:
         lines += [f"defect: {defect}" for defect in self.defects]
         if self.sight is not None and self.sight.blind:
             lines.append(f"not seen: an error of 10 % would not be found in {listed(self.sight.blind)}")
+        for planted in self.sight.not_flagged if self.sight is not None else ():
+            lines.append(f"not seen: an error that was planted is not flagged: {planted}")
         lines += [f"not examined: {each}" for each in self.not_examined]
         return "\n".join(lines)

@@ -720,6 +720,7 @@ def test_the_first_line_says_how_far_a_look_saw():
     said = r"no defect in 1 update: 2 of 2 layers and 4 of 4 parameters are seen, and an error in a gradient of \S+ %"
     assert re.match(said, headline), headline
     assert 0 < seen.sight.resolution < 0.1
+    assert seen.sight.not_flagged == []
 
 
 class Compiler:

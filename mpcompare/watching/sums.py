@@ -202,7 +202,7 @@ class Sums:
             stale=stale,
             dropped=self._dropped,
             given_up=self._given_up,
-            hidden=self.calls.hidden or record.hidden or ("" if used else "no call of the network was seen"),
+            hidden=self.calls.hidden or record.hidden or ("" if used else self._why_unused()),
             training=self.calls.training,
             owned=self.attached.owned() - others,
             hooked={n for n, p in self.params.items() if p._backward_hooks or hooks_after(p)},
@@ -211,6 +211,12 @@ class Sums:
         )
         self._dropped = self._given_up = 0
         return self._closed
+
+    def _why_unused(self) -> str:
+        """Returns why no call of the network is a part of the sum."""
+        if self.calls.made():
+            return "no gradient comes to the outputs of the network"
+        return "no call of the network was seen"
 
     def stepped(self, skipped: bool) -> None:
         """Is told that a step was taken, or skipped."""

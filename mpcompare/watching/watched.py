@@ -43,7 +43,8 @@ class Watch:
         not_examined: what could not be seen, in words.
         look: the last one.
         replays: of the sums of gradients that it saw.
-        sight: how much of the network it saw, and the smallest error that it would have found; None before.
+        sight: how much of the network the look of the card saw, and the smallest error that it would have found; None
+            before.
     """
 
     def __init__(
@@ -169,7 +170,8 @@ class Watch:
         self.facts = facts if facts["updates"] or not self.facts else self.facts
         self.defects += [d for d in defects_of(look, sums, updates) if d not in self.defects]
         self.replays = list(sums.values())
-        self.sight = sight_of(look, [(each, sums[id(each)]) for each in seen])
+        if self.facts is facts:  # else the card is one of an earlier look
+            self.sight = sight_of(look, [(each, sums[id(each)]) for each in seen])
         self._say(look, sums, updates)
 
     def _replayed(self, look: Look, seen: Sum) -> Replayed:

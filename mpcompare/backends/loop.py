@@ -84,7 +84,8 @@ class Loop(TorchModel):
 
     @property
     def grad_norm(self) -> Tensor | None:  # type: ignore[override]  # a value where others have an attribute
-        """The norm before clipping, in fp32; None where the task does not clip.
+        """The norm before clipping, in fp32; None where the task does not clip. Where nobody has clipped, it is the
+        norm of the gradients.
 
         Raises:
             InputError: the function has clipped by hand, so that nobody sees the norm before.

@@ -140,7 +140,7 @@ class Calls:
             called.first, called.last = before, {name: len(each) for name, each in record.calls.items()}
         self.recorder.record = record
 
-    def taken(self) -> tuple[Record, list[Event], list[Called]]:
+    def of_sum(self) -> tuple[Record, list[Event], list[Called]]:
         """Returns the record of the layers, the tape, and the calls that a backward has come through."""
         events = needed(self.tape.events)
         used = [event for event in events if isinstance(event, Called) and is_used(event)]

@@ -177,7 +177,8 @@ def _is_within(step: Taken) -> bool:
 
 
 def _updates_before(taken: Sequence[Taken]) -> Any:
-    """Returns how many updates each optimizer had counted before its first step. One that counts none is left out."""
+    """Returns how many updates each optimizer had counted before its first step; None where none
+    counts. One of several that counts none is left out."""
     first: dict[str, Taken] = {}
     for step in taken:
         if step.state_after and not step.skipped:

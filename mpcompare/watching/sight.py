@@ -15,8 +15,8 @@ class HowFar:
     """The sight of one look.
 
     Attributes:
-        layers: by the name of each layer that was called, whether an error of 10 % would be found in at least one
-            update.
+        layers: by the name of each layer that was called, whether an error of ``COARSEST`` would be found in at least
+            one update.
         parameters: by the name of each parameter that got a gradient, the same.
         blind: the layers and parameters that were compared, and in which such an error would not be found.
         resolution: the relative error that would be found in at least half of the gradients.

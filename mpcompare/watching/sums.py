@@ -184,7 +184,7 @@ class Sums:
         if self._closed is not None or not self._left or self.used == self.backwards:
             return self._closed
         self.keep()
-        record, tape, used = self.calls.taken()
+        record, tape, used = self.calls.of_sum()
         stale, others = [n for n in self._stale if n in names], {n for n in self._stale if n not in names}
         if stale:
             self.calls.hide("the gradients of the update before are still in them")

@@ -14,6 +14,7 @@ from mpcompare.errors import InputError, check_whole
 from mpcompare.verdict.examine.forced.collected import put_back_collected
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.judge.check import listed
+from mpcompare.verdict.judge.limits import COARSEST
 from mpcompare.watching import expecting
 from mpcompare.watching.attach import attached
 from mpcompare.watching.defect import Defect
@@ -266,6 +267,6 @@ class Watch:
         lines += [f"  {name:<{width}}  {value}" for name, value in shown.items()]
         lines += [f"defect: {defect}" for defect in self.defects]
         if self.sight is not None and self.sight.blind:
-            lines.append(f"not seen: an error of 10 % would not be found in {listed(self.sight.blind)}")
+            lines.append(f"not seen: an error of {100 * COARSEST:g} % would not be found in {listed(self.sight.blind)}")
         lines += [f"not examined: {each}" for each in self.not_examined]
         return "\n".join(lines)

@@ -2,8 +2,8 @@
 
 The function has its own autocast, backward and ``optimizer.step()``, and returns the loss. One with an argument
 ``scaler`` is given a ``torch.amp.GradScaler`` of the run's loss scale. The gradients of the step are those that the
-optimizer, or the scaler, is called with: hooks of both note which tensors they are, and copy nothing. One that clips
-calls ``torch.nn.utils.clip_grad_norm_``, from which the norm is noted that the gradients had before.
+optimizer, or the scaler, is called with: hooks of both note which tensors they are, and copy nothing. A function that
+clips its gradients calls ``torch.nn.utils.clip_grad_norm_``. The norm before clipping is noted there.
 """
 
 import inspect
@@ -84,7 +84,12 @@ class Loop(TorchModel):
 
     @property
     def grad_norm(self) -> Tensor | None:  # type: ignore[override]  # a value where others have an attribute
-        """The norm before clipping, fp32; that of the gradients themselves where nobody has clipped them."""
+        """The norm before clipping, in fp32; None where the task does not clip. Where nobody has clipped, it is the
+        norm of the gradients.
+
+        Raises:
+            InputError: the function has clipped by hand, so that nobody sees the norm before.
+        """
         if self.task.clip_norm is None:
             return None
         norm = self._norm
@@ -97,7 +102,11 @@ class Loop(TorchModel):
 
     @contextmanager
     def _noting_the_norm(self) -> Iterator[None]:
-        """Notes the norm with which torch's function clips, under whichever name the loop has imported it."""
+        """Notes the norm with which torch's function clips, whatever name the loop gives it.
+
+        Raises:
+            InputError: the loop clips, and the task does not.
+        """
         clip = clip_grad._clip_grads_with_norm_
 
         def noted(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any) -> None:

@@ -106,34 +106,35 @@ def computed_by_hooks(module: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 class InFp32:
-    """An embedding whose weight stays in fp32. A product of the network's own that takes the weight, such as a head
-    that shares it, is given it in the other operands' format, and so is what is made like it."""
+    """An embedding whose weight stays in fp32. Other code of the network that reads the weight gets it in 16 bits, as
+    its products need it."""
 
     in_16_bits: torch.dtype
-    within = False
+    is_called = False
 
     @property
     def weight(self) -> Tensor:
         own: Tensor = self._parameters["weight"]  # type: ignore[attr-defined]
-        return own if self.within else own.to(self.in_16_bits)
+        return own if self.is_called else own.to(self.in_16_bits)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.within = True
+        self.is_called = True
         try:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         finally:
-            self.within = False
+            self.is_called = False
 
 
 def _give_in_16_bits(module: nn.Module, dtype: torch.dtype) -> None:
+    """Lets other code read the weight of an embedding in ``dtype``."""
     own = type(module)
     if isinstance(module, nn.Embedding) and "weight" in module._parameters:
         module.__class__ = type(own.__name__, (InFp32, own), {"in_16_bits": dtype, "__module__": own.__module__})
 
 
 def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
-    """Casts parameters to ``dtype`` in place, except those of layers that stay in fp32, and those that a weight is
-    computed from.
+    """Casts parameters to ``dtype`` in place. Those of layers that stay in fp32 are left, and those from which hooks
+    compute a weight.
 
     Hooks cast the inputs of these layers to fp32 and their outputs to ``dtype``. Tied parameters stay tied: a weight
     that an embedding shares with a product is cast, because the product needs it in ``dtype``. Buffers stay in fp32;

@@ -31,7 +31,7 @@ def seed_step(number: int, seed: int = 0) -> None:
 
 @contextmanager
 def as_examined(device: torch.device) -> Iterator[None]:
-    """Sets torch's generators as they are before an examined step, and puts them back in the end."""
+    """Sets torch's generators as they are before an examined step, and puts them back when it ends."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         seed_step(EXAMINED)
         yield

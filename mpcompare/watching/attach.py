@@ -24,7 +24,7 @@ class Attached:
         network: the one within, whose parameters have names.
         optimizers: torch's own, by the names that the user gave them.
         compiled: whether a compiler has the network, so that its layers call no hooks.
-        eager: whether the loop runs without the compiler while it is looked at, so that they do.
+        eager: whether the loop runs without the compiler while it is looked at, so that the layers call their hooks.
         others: the number of parameters of the optimizers that the network does not have.
     """
 

@@ -43,7 +43,7 @@ class Calls:
         self.recorder = Recorder(self.spool.copy, guard)
         self._passes = self.recorder.passes = set()  # since the last backward
         self.noted = _Noted(self.recorder.record.drawn, self.spool.copy, guard)
-        self.tape = Tape(self.names, self.spool.copy, self.inner)
+        self.tape = Tape(self.names, self.spool.copy, self.made_within)
         self.weights: Params | None = None
         self.called: Params = {}
         self._latest: Params = {}  # some of the weights at the last call
@@ -89,14 +89,15 @@ class Calls:
         called.ends = [v.grad_fn._sequence_nr() for v in values if is_real(v) and v.grad_fn is not None]
         self.tape.events.append(called)
 
-    def inner(self, tensor: Tensor) -> Slot | None:
-        """Returns the slot of a value that the network has made within a call; None of any other."""
+    def made_within(self, tensor: Tensor) -> Slot | None:
+        """Returns the slot of a value that the network has made within a call; None of any other value. The call keeps
+        the value as one of its inner ones."""
         assert tensor.grad_fn is not None
         began = tensor.grad_fn._sequence_nr()
         called = next((c for c in self.made() if c.begins < began <= max(c.ends, default=0)), None)
         if called is None:
             return None
-        if (made := self.recorder.made.get(tensor)) is not None:
+        if (made := self.recorder.makers.get(tensor)) is not None:
             module, number, place = made
             attribute = ""
         elif (found := attribute_of(self.network, tensor)) is not None:
@@ -139,7 +140,7 @@ class Calls:
             called.first, called.last = before, {name: len(each) for name, each in record.calls.items()}
         self.recorder.record = record
 
-    def taken(self) -> tuple[Record, list[Event], list[Called]]:
+    def of_sum(self) -> tuple[Record, list[Event], list[Called]]:
         """Returns the record of the layers, the tape, and the calls that a backward has come through."""
         events = needed(self.tape.events)
         used = [event for event in events if isinstance(event, Called) and is_used(event)]
@@ -170,8 +171,8 @@ class Calls:
     def _add(self, called: Called, record: Record) -> None:
         """Adds the calls of the layers in one call of the network to a record."""
         for name, calls in self._layers(called).items():
-            passes = called.within
-            record.calls[name] += calls if passes is None else [each.within(passes) for each in calls]
+            passes = called.only
+            record.calls[name] += calls if passes is None else [each.of_passes(passes) for each in calls]
 
     def _layers(self, called: Called) -> dict[str, list[Call]]:
         """Returns the calls of the layers in one call of the network."""

@@ -27,8 +27,8 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
         yield Defect("skip", "", because)
     if taken.by_scaler and taken.scaled and not taken.skipped and taken.finite and (hidden := taken.overflowed):
         because = f"step {number} is taken, and the gradients of {listed(hidden)} held inf or NaN as backward left them"
-        because += f": the loop put others in their place ({_changes(taken)}) before the scaler looked, which neither "
-        yield Defect("skip", hidden[0], because + "leaves the step out nor lowers its scale")
+        because += f": the loop put others in their place ({_changes(taken)}) before the scaler looked, so that it "
+        yield Defect("skip", hidden[0], because + "neither leaves the step out nor lowers its scale")
     bad = [n for n, t in taken.after.items() if not bool(t.isfinite().all())]
     if bad and not taken.skipped:
         yield Defect("inf or NaN", bad[0], f"{listed(bad)} hold inf or NaN after step {number}")
@@ -157,8 +157,8 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
 
 
 def _clipped_scaled(taken: Taken, found: HandedOn) -> float | None:
-    """Returns the usual norm that gradients have which torch's function clipped while they were scaled. The loop may
-    have changed them before, as by noise, so that no factor tells."""
+    """Returns the usual norm to which torch's function clipped gradients while they were scaled; None where it did not.
+    The loop may have changed them before, as by noise, so that no factor tells."""
     norm, kind = taken.asked or (math.nan, 2.0)
     is_usual = kind == 2 and norm in USUAL_NORMS and found.scale != 1 and bool(found.before_unscale)
     return norm if is_usual and math.isclose(taken.norm * found.scale, norm, rel_tol=1e-4) else None
@@ -176,7 +176,7 @@ def _is_like(step: Taken, before: Taken) -> bool:
 
 
 def of_skipped(taken: Sequence[Taken]) -> Iterator[Defect]:
-    """Yields a loop of which every step is skipped, whatever its loss scale is."""
+    """Yields that every step is skipped, and that no loss scale mends it."""
     if len(taken) < 2 or not all(step.skipped for step in taken):
         return
     losses = [root.loss for step in taken if step.sum is not None for root in step.sum.roots]

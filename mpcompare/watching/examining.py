@@ -89,7 +89,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     except NotReplayedError as error:
         return Replayed(precision.name, None, str(error), dtypes=dtypes)
     except NotInFloat64Error as error:
-        if any(root.inner for root in seen.roots):  # its gradients come down through more than the outputs
+        if any(root.on_inner for root in seen.roots):  # its gradients come down through more than the outputs
             why = f"a loss depends on {error}, and on values within the network"
             return Replayed(precision.name, None, why, dtypes=dtypes)
         tape = [replace(event, hidden=str(error)) if isinstance(event, Root) else event for event in seen.tape]

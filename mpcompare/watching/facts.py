@@ -123,7 +123,7 @@ def _loss_in_16_bits(seen: Sum) -> Iterator[str]:
 
 
 def _constant_terms(seen: Sum) -> Iterator[str]:
-    """Yields the lines that add to a loss what requires no gradient, and is no number of Python's and not 0."""
+    """Yields the lines that add a tensor other than 0 to a loss, though it requires no gradient."""
     for event in seen.tape:
         if isinstance(event, Op) and event.name in SUMS and event.scalar:
             terms = [leaf for leaf in event.leaves if isinstance(leaf, Tensor) and leaf.numel() == 1]
@@ -135,7 +135,7 @@ def _loss(op: Op | None) -> str:
     if op is None:
         return "the network's own"
     dtype = op.dtypes[0]
-    return f"{op.name} in {dtype_name(dtype) if dtype else dtype}"
+    return f"{op.name} in {dtype_name(dtype)}" if dtype else op.name
 
 
 def _clipping(taken: Sequence[Taken]) -> dict[str, Any]:
@@ -171,13 +171,14 @@ def _clipping(taken: Sequence[Taken]) -> dict[str, Any]:
 
 
 def _is_within(step: Taken) -> bool:
-    """Returns whether the gradients that an optimizer got have the norm to which torch's function was asked to clip all
-    of them, or a smaller one: the loop may have added noise before, so that no factor tells."""
+    """Returns whether the gradients that an optimizer got are within the norm to which torch's function clips. The loop
+    may have added noise before, so that no factor tells."""
     return step.asked is not None and step.asked[1] == 2 and step.norm <= step.asked[0] * (1 + 1e-4)
 
 
 def _updates_before(taken: Sequence[Taken]) -> Any:
-    """Returns how many updates each optimizer had counted before its first step; None of one that counts none."""
+    """Returns how many updates each optimizer had counted before its first step; None where none
+    counts. One of several that counts none is left out."""
     first: dict[str, Taken] = {}
     for step in taken:
         if step.state_after and not step.skipped:
@@ -195,10 +196,11 @@ def _moving(network: nn.Module, seen: Sum) -> Iterator[str]:
     if seen.first is None:
         return
     for name, module in network.named_modules():
-        own = {f"{name}.{each}" for each, _ in module.named_parameters()}
+        own = {each for each, _ in module.named_parameters(prefix=name)}
         trains = seen.first.attributes.get(name, {}).get("training")
-        if isinstance(module, BATCH_NORMS) and module.track_running_stats and trains and own:
-            yield from () if own & seen.first.trained else (name,)
+        frozen = bool(own) and not own & seen.first.trained
+        if isinstance(module, BATCH_NORMS) and module.track_running_stats and trains and frozen:
+            yield name or "the network"
 
 
 def _tied(network: nn.Module) -> list[list[str]]:

@@ -22,10 +22,11 @@ def one_call_each(tape: Sequence[Event]) -> list[Event]:
     made: list[Event] = []
     for place, event in enumerate(tape):
         if isinstance(event, Called):
-            made.append(replace(event, within=through[id(event)][0].passes))
+            first = next(iter(through[id(event)]), None)  # None: torch.autograd.grad asked for its gradients
+            made.append(event if first is None else replace(event, only=first.passes))
         elif isinstance(event, Root):
             again = [c for c in tape[:place] if isinstance(c, Called) and event in through[id(c)][1:]]
-            made += [replace(called, within=event.passes) for called in again]
+            made += [replace(called, only=event.passes) for called in again]
             made += _of_calls(again, tape[: place + 1])
             made.append(event)
         else:

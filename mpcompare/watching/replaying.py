@@ -65,7 +65,7 @@ class FromTheRoot(Replay):
         values: dict[int, Tensor] = {}
         self.latest: Called | None = None
         self.outputs: dict[str, list[Any]] = {}  # by module with inner values those of its calls
-        self.inner: Counter[tuple[str, int]] = Counter()  # how often each inner value was made
+        self.times_made: Counter[tuple[str, int]] = Counter()  # of each inner value
         self.own: dict[str, GradientError] = {}
         self.written = {op.writes.number for op in self.events if isinstance(op, Op) and op.writes is not None}
         number, loss, self.exact = 0, 0.0, 0.0
@@ -112,11 +112,11 @@ class FromTheRoot(Replay):
         self.latest = event
         self.passing("forward")
         self.whose("forward", "")
-        with self._kept(event.inner, values):
+        with self._keeping(event.inner, values):
             return self.call(call)
 
     @contextmanager
-    def _kept(self, inner: Sequence[Inner], values: dict[int, Tensor]) -> Iterator[None]:
+    def _keeping(self, inner: Sequence[Inner], values: dict[int, Tensor]) -> Iterator[None]:
         """Keeps values that the network computes in the call that is made while it is entered."""
         self.outputs = {each.module: [] for each in inner if not each.attribute}
         modules = {name: self.network.get_submodule(name) for name in self.outputs if name not in self.record.calls}
@@ -137,11 +137,11 @@ class FromTheRoot(Replay):
             values[each.slot.number] = self._gone_on_from(each, made[each.place])
 
     def _gone_on_from(self, inner: Inner, value: Tensor) -> Tensor:
-        """Compares a value with the one that the loop had, and goes on from that one, as at a layer."""
+        """Compares an inner value with the one that the loop had, and goes on from the loop's, as at a layer."""
         if not inner.attribute and inner.module in self.record.calls:
             return value
-        number = self.inner[inner.name, inner.place]
-        self.inner[inner.name, inner.place] += 1
+        number = self.times_made[inner.name, inner.place]
+        self.times_made[inner.name, inner.place] += 1
         exact = value.detach()
         self.tell(Point("output", inner.name, number, inner.place), inner.value, exact, inner.value.dtype)
         with torch._C.DisableTorchFunction(), _disable_current_modes():
@@ -265,7 +265,7 @@ def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module
 
 
 def no_loss(output: Any, targets: Any) -> Tensor:
-    """Stands in the place of the loss: that of a watched loop is on its tape, and nobody asks for another."""
+    """Stands in the place of the loss function. The loss of a watched loop is on its tape, so nobody calls this."""
     raise AssertionError("the loss of a watched loop is on its tape")
 
 

@@ -15,9 +15,10 @@ class HowFar:
     """The sight of one look.
 
     Attributes:
-        layers, parameters: the names of those that were called, and of those that got a gradient; of each whether an
-            error of 10 % would be found in at least one update.
-        blind: the names of those that were compared, and in which it would not be found.
+        layers: by the name of each layer that was called, whether an error of ``COARSEST`` would be found in at least
+            one update.
+        parameters: by the name of each parameter that got a gradient, the same.
+        blind: the layers and parameters that were compared, and in which such an error would not be found.
         resolution: the relative error that would be found in at least half of the gradients.
         not_flagged: errors that were planted into what was found, and are not flagged, in words.
     """
@@ -29,6 +30,7 @@ class HowFar:
     not_flagged: list[str]
 
     def __str__(self) -> str:
+        """Returns the rest of the first line of a card."""
         if not any(self.layers.values()):
             return "none of their layers is seen"
         layers, parameters = (f"{sum(each.values())} of {len(each)}" for each in (self.layers, self.parameters))
@@ -53,9 +55,8 @@ def sight_of(look: Look, replays: Iterable[tuple[Sum, Replayed]]) -> HowFar:
         outputs = [at.removeprefix("output ") for at in replay.layers.places if at.startswith("output ")]
         gradients = [name for name, error in replay.layers.gradients.items() if error is not None]
         for names, into in ((outputs, layers), (gradients, parameters)):
-            for name in names:
-                if name in into:
-                    into[name] = into.get(name, False) or name not in blind
-                    compared[name] = None
+            for name in filter(into.__contains__, names):
+                into[name] = into[name] or name not in blind
+                compared[name] = None
     unseen = [name for name in compared if not (layers | parameters)[name]]
     return HowFar(layers, parameters, unseen, resolution, list(not_flagged))

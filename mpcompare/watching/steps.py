@@ -36,8 +36,8 @@ class Sum:
         owned: the names of the parameters that the optimizers have.
         hooked: the names of those whose gradients hooks of the loop may change.
         autocast: the dtype of autocast in its layers; empty where there was none.
-        clipped: the norm to which they were clipped between two backward passes, and the line; empty where they were
-            not, or where these passes are of several losses.
+        clipped: the norm to which they were clipped between two backward passes, and the line. It is empty where they
+            were not clipped there, or where these passes are of several losses.
     """
 
     record: Record
@@ -87,7 +87,7 @@ class Sum:
 
     @property
     def scale(self) -> float:
-        """The first of them; 1 where there is none."""
+        """The first of the loss scales; 1 where no scaler multiplied a loss."""
         return next(iter(self.scales), 1.0)
 
 
@@ -100,8 +100,8 @@ class Taken:
         sum: of the gradients; None where there was no backward since the last step.
         settings: of each parameter its group's.
         given: the gradients as the optimizer got them.
-        finite: whether the gradients were that the optimizer got.
-        norm: that of all of them, where torch's function was asked to clip them; else NaN.
+        finite: whether the gradients that the optimizer got were finite.
+        norm: the norm of all of them, where torch's function was asked to clip them; else NaN.
         called: the weights in forward.
         before, after: the weights before the step and after it.
         state, state_after: by parameter what the optimizer remembers.
@@ -152,7 +152,7 @@ class Taken:
 
     @property
     def overflowed(self) -> list[str]:
-        """The parameters whose gradients held inf or NaN as backward left them, and that the optimizer got."""
+        """The parameters that the optimizer got with a gradient, which held inf or NaN as backward left it."""
         return [n for n, g in self._grads() if n in self.given and not all_finite({n: g})]
 
     def _grads(self) -> list[tuple[str, Tensor]]:

@@ -65,7 +65,7 @@ class Sums:
         gradient = args[1] if len(args) > 1 else kwargs.get("gradient", kwargs.get("grad_tensors"))
         gradients = list(gradient) if isinstance(gradient, (list, tuple)) else [gradient] * len(tensors)
         root = self.calls.tape.root(tensors, gradients, line_of_user())
-        if root.inner and root.hidden:
+        if root.on_inner and root.hidden:
             self.calls.hide(f"a loss depends on {root.hidden} within the network, which it does not return")
         if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
             self.calls.hide("a backward is differentiated again")
@@ -158,8 +158,8 @@ class Sums:
                 self.order.append(entry)
 
     def _is_late(self, asked: tuple[float, float]) -> bool:
-        """Returns whether torch's function is asked to clip gradients that a step has used, which did not clip them,
-        and that have a larger norm. Of several optimizers one may have used its own."""
+        """Returns whether torch's function clips gradients after the step that used them. They were not clipped before,
+        and their norm is larger. Where there are several optimizers, one may have used its own gradients alone."""
         alone = len(self.attached.optimizers) == 1 and not self.attached.others
         used = self.used == self.backwards and not self._clips and alone
         return used and asked[0] < total_norm({n: numbers(g) for n, g in self._left.items()}, asked[1]) < math.inf
@@ -184,7 +184,7 @@ class Sums:
         if self._closed is not None or not self._left or self.used == self.backwards:
             return self._closed
         self.keep()
-        record, tape, used = self.calls.taken()
+        record, tape, used = self.calls.of_sum()
         stale, others = [n for n in self._stale if n in names], {n for n in self._stale if n not in names}
         if stale:
             self.calls.hide("the gradients of the update before are still in them")
@@ -202,7 +202,7 @@ class Sums:
             stale=stale,
             dropped=self._dropped,
             given_up=self._given_up,
-            hidden=self.calls.hidden or record.hidden or ("" if used else "no call of the network was seen"),
+            hidden=self.calls.hidden or record.hidden or ("" if used else self._why_unused()),
             training=self.calls.training,
             owned=self.attached.owned() - others,
             hooked={n for n, p in self.params.items() if p._backward_hooks or hooks_after(p)},
@@ -211,6 +211,12 @@ class Sums:
         )
         self._dropped = self._given_up = 0
         return self._closed
+
+    def _why_unused(self) -> str:
+        """Returns why no call of the network is a part of the sum."""
+        if self.calls.made():
+            return "no gradient comes to the outputs of the network"
+        return "no call of the network was seen"
 
     def stepped(self, skipped: bool) -> None:
         """Is told that a step was taken, or skipped."""

@@ -39,14 +39,14 @@ class Own:
 
 @dataclass(frozen=True)
 class Inner:
-    """A value that the network computes within a call, does not return, and that the loop uses: the features of a layer
-    that a hook collects, or an auxiliary loss in an attribute.
+    """A value that the network computes within a call and does not return, and that the loop uses. It is an output of a
+    layer that a hook collects, or an auxiliary loss in an attribute.
 
     Attributes:
-        module: the one that returns it, or whose attribute it is.
-        number: of an output, which of the module's calls within that of the network returns it.
-        attribute: its name; empty of an output.
-        place: which it is of several, as a flat list.
+        module: the name of the module that returns the value, or has it in an attribute.
+        number: the number of the module's call within the call of the network; 0 of an attribute.
+        attribute: the name of the attribute; empty of an output.
+        place: the place of the value in the output, or in the attribute, as a flat list.
     """
 
     slot: Slot
@@ -58,6 +58,7 @@ class Inner:
 
     @property
     def name(self) -> str:
+        """The names of the module and of the attribute."""
         return ".".join(filter(None, (self.module, self.attribute)))
 
 
@@ -85,7 +86,7 @@ class Called:
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
     inner: list[Inner] = field(default_factory=list)
     passes: frozenset[int] = frozenset()  # the numbers of the backward passes that went through it
-    within: frozenset[int] | None = None  # those whose gradients its calls have; None: all
+    only: frozenset[int] | None = None  # those whose gradients a replay takes; None: all
 
 
 @dataclass(eq=False)
@@ -137,7 +138,7 @@ class Root:
         hidden: what the loss depends on that no function of torch made; empty where all was seen.
         uses: of a loss that is hidden, or may turn out so, the parameters on which it depends, but not through the
             network.
-        inner: whether it depends on what the network computes, and not only through the outputs.
+        on_inner: whether it depends on inner values of the network, and not on its outputs alone.
         passes: the numbers of its backward passes: a reentrant checkpoint has one of its own.
     """
 
@@ -147,7 +148,7 @@ class Root:
     line: str
     hidden: str = ""
     uses: frozenset[str] = frozenset()
-    inner: bool = False
+    on_inner: bool = False
     passes: frozenset[int] = frozenset()
 
 
@@ -275,7 +276,7 @@ class Tape:
         kept = [None if g is None else self.copy(g) for g in gradients]
         root = Root(known, kept, loss, line, why)
         if why or self.own:  # a function of the user's own may compute no float64
-            root.uses, root.inner = self._used_by(tensors)
+            root.uses, root.on_inner = self._used_by(tensors)
         return root
 
     def _used_by(self, ends: Sequence[Tensor]) -> tuple[frozenset[str], bool]:

@@ -14,6 +14,7 @@ from mpcompare.errors import InputError, check_whole
 from mpcompare.verdict.examine.forced.collected import put_back_collected
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.judge.check import listed
+from mpcompare.verdict.judge.limits import COARSEST
 from mpcompare.watching import expecting
 from mpcompare.watching.attach import attached
 from mpcompare.watching.defect import Defect
@@ -43,7 +44,8 @@ class Watch:
         not_examined: what could not be seen, in words.
         look: the last one.
         replays: of the sums of gradients that it saw.
-        sight: how much of the network it saw, and the smallest error that it would have found; None before.
+        sight: how much of the network the look of the card saw, and the smallest error that it would have found; None
+            before.
     """
 
     def __init__(
@@ -169,7 +171,8 @@ class Watch:
         self.facts = facts if facts["updates"] or not self.facts else self.facts
         self.defects += [d for d in defects_of(look, sums, updates) if d not in self.defects]
         self.replays = list(sums.values())
-        self.sight = sight_of(look, [(each, sums[id(each)]) for each in seen])
+        if self.facts is facts:  # else the card is one of an earlier look
+            self.sight = sight_of(look, [(each, sums[id(each)]) for each in seen])
         self._say(look, sums, updates)
 
     def _replayed(self, look: Look, seen: Sum) -> Replayed:
@@ -264,7 +267,7 @@ class Watch:
         lines += [f"  {name:<{width}}  {value}" for name, value in shown.items()]
         lines += [f"defect: {defect}" for defect in self.defects]
         if self.sight is not None and self.sight.blind:
-            lines.append(f"not seen: an error of 10 % would not be found in {listed(self.sight.blind)}")
+            lines.append(f"not seen: an error of {100 * COARSEST:g} % would not be found in {listed(self.sight.blind)}")
         for planted in self.sight.not_flagged if self.sight is not None else ():
             lines.append(f"not seen: an error that was planted is not flagged: {planted}")
         lines += [f"not examined: {each}" for each in self.not_examined]

@@ -57,6 +57,15 @@ def test_a_frozen_norm_whose_statistics_move(training):
     assert ("statistics_of_frozen is norm" in refused(model, optimizer, {"statistics_of_frozen": []})) == training
 
 
+def test_a_network_that_is_a_norm_and_is_trained():
+    model = nn.BatchNorm1d(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        model(torch.randn(8, 4)).pow(3).mean().backward()
+        optimizer.step()
+    assert seen.facts["statistics_of_frozen"] == []
+
+
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_run_that_goes_on_without_the_moments_of_the_one_before(loaded):
     model = Tied()

@@ -272,8 +272,8 @@ class Discriminated(Trained):
 
 
 class PseudoLabels(Trained):
-    """The network is called in training mode, and without gradients, beside the calls of an update, as one does for
-    labels of its own (Sohn et al., arXiv 2001.07685) or an accuracy. Each call moves the running statistics."""
+    """The network is called once more in each update, in training mode and without gradients, as one does for labels
+    of its own (Sohn et al., arXiv 2001.07685) or an accuracy. Each call moves the running statistics."""
 
     def make(self):
         return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 5))

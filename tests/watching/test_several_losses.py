@@ -130,3 +130,18 @@ def test_what_writes_into_an_output_for_a_further_loss_is_said_not_to_be_examine
     assert seen.defects == []
     (said,) = seen.not_examined
     assert "two backward passes go through one call of the network, and test_several_losses.py" in said
+
+
+def test_a_call_whose_gradients_are_asked_for_and_another_with_two_passes():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(16, 8), torch.randint(4, (16,))
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        output = model(x)
+        F.cross_entropy(output, y).backward(retain_graph=True)
+        output.square().mean().backward()
+        torch.autograd.grad(model(x).sum(), list(model.parameters()))
+        optimizer.step()
+    why = "the loop asks for gradients by torch.autograd.grad"
+    assert seen.not_examined == [f"the gradients of update 1, layer by layer ({why})"]

@@ -723,6 +723,33 @@ def test_the_first_line_says_how_far_a_look_saw():
     assert seen.sight.not_flagged == []
 
 
+def test_a_last_look_without_an_update_leaves_the_card_and_its_sight():
+    torch.manual_seed(0)
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1, every=1) as seen:
+        for updates in (True, False):
+            loss = model(torch.randn(8, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            if updates:
+                optimizer.step()
+    assert str(seen).startswith("no defect in 1 update: 2 of 2 layers and 4 of 4 parameters are seen")
+
+
+def test_a_loss_of_features_alone_says_why_its_layers_are_not_replayed():
+    torch.manual_seed(0)
+    model, kept = two_layers(), []
+    model[0].register_forward_hook(lambda module, args, output: kept.append(output))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        model(torch.randn(8, 4))
+        kept[-1].square().mean().backward()
+        optimizer.step()
+    why = "no gradient comes to the outputs of the network"
+    assert seen.not_examined == [f"the gradients of update 1, layer by layer ({why})"]
+
+
 class Compiler:
     """A backend of ``torch.compile`` that counts the calls of what it has compiled."""
 

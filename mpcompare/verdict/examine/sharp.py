@@ -74,9 +74,8 @@ def _spread_by_output(done: list[nn.Module], generator: torch.Generator) -> Call
             drawn = torch.randn(weight.shape, generator=generator).div_(math.sqrt(max(weight[0].numel(), 1)))
             weight.copy_(drawn.to(weight.device))
             output = module.forward(*inputs, **named)
-        spread = float(
-            next(filter(torch.is_tensor, tree_leaves(output))).std()
-        )  # a router returns more than its product
+        product = next(filter(torch.is_tensor, tree_leaves(output)))  # a router returns more
+        spread = float(product.std())
         if 0 < spread < math.inf:
             weight.mul_(2 ** (round(4 * math.log2(SPREAD / spread)) / 4))
         return module.forward(*inputs, **named)

@@ -58,8 +58,8 @@ def checks(case: Case) -> Checks:
 
 
 def _effective(run: Examined) -> str:
-    """Returns the precision that the gradients of the first step show; the one asked for where the tensor that fits it
-    least is not seen, which is close to another precision's by luck."""
+    """Returns the precision that the gradients of the first step show. It is the one that was asked for where the
+    tensor with the largest error is not seen: such a tensor is close to another precision's by luck."""
     first, replay = run.findings.first.finite, run.findings.replays.get("first")
     if first is None or not first.effective_precision:
         return run.precision

@@ -56,7 +56,7 @@ class Sight:
 
 
 def said(resolution: float) -> str:
-    """Returns a resolution in words, in one digit below 10 %."""
+    """Returns a resolution in words, with one digit where it is below 10 %."""
     return f"an error in a gradient of {100 * resolution:{'.1g' if resolution < 0.095 else '.0f'}} % or more"
 
 

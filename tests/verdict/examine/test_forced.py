@@ -24,10 +24,11 @@ from mpcompare.tasks.draws import seed_step
 from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.text import CharGpt, CharLstm
 from mpcompare.verdict.examine.forced.known import KnownLayers
+from mpcompare.verdict.examine.forced.places import Errors
 from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted, NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, recorded
 from mpcompare.verdict.examine.forced.replay import Replay
-from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
+from mpcompare.verdict.examine.forced.step import MOST, Recorded, compared_with_the_replay
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.layers import checks as layer_checks
 from mpcompare.verdict.judge.layers import doubt
@@ -383,6 +384,14 @@ def test_a_replay_that_sends_rows_to_other_experts_is_no_sample(monkeypatch):
     assert paths[0] == paths[-1] == "own"
     assert paths.count("own") == 6  # the exact one, four samples, and that of the sizes of terms
     assert doubt(run) == ""
+
+
+def test_more_samples_are_all_of_them_though_some_would_do(monkeypatch):
+    """A number of samples that ends where the roundings look small makes them too small."""
+    looked = iter([True, False, False])
+    monkeypatch.setattr(Errors, "blind", lambda _: next(looked))
+    run = layers_of(subject_of(NETWORKS[0], "bf16", Amp), "run")
+    assert {place.samples for place in run.findings.replays["first"].places.values()} == {MOST}
 
 
 def test_rows_that_every_rounding_sends_to_other_experts_are_said():

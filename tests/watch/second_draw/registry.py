@@ -5,12 +5,12 @@
         ...
 
 The function makes the loop with the bug where ``wrong`` is true, and its right twin otherwise. ``fair`` holds the
-causes that would be fair names, and ``expect`` what the user meant beside the precision. Both were written down before
-a watch saw the loops. Two loops did not show their bug at first, and were mended before that, too.
+causes that would be fair names. ``expect`` holds what the user meant, without the precision. Both were written down
+before a watch saw the loops. Two loops did not show their bug at first, and were mended before that, too.
 
 ``expect`` has been changed since in two ways. Facts have other names now: ``weights`` is ``micro_batch_weights``, and
-``labels`` is ``micro_batch_labels``. That of voidism/DiffCSE#25 was nested wrongly, as a list in a list, so that even
-the right twin was refused; the list is a plain one now.
+``labels`` is ``micro_batch_labels``. The list of voidism/DiffCSE#25 was in another list, so that even the right twin
+was refused. It is a plain list now.
 """
 
 from collections.abc import Callable
@@ -71,6 +71,7 @@ class Bug:
 
     @property
     def meant(self) -> dict[str, Any]:
+        """All that its user meant, in the words of the watch's ``expect``."""
         return {"precision": self.precision, **self.expect}
 
     def seeded(self, wrong: bool) -> Training:

@@ -49,7 +49,7 @@ def is_torchs(module: nn.Module) -> bool:
 
 
 def half_of(module: nn.Module, call: Call) -> torch.dtype | None:
-    """Returns the format of 16 bits in which a layer multiplies."""
+    """Returns the format of 16 bits in which a layer multiplies; None where it multiplies in none."""
     results = [t.dtype for t in call.outputs if is_real(t)]
     return next((d for d in results if d in HALF), None) if isinstance(module, MULTIPLY) else None
 
@@ -121,7 +121,7 @@ class ForcedLayer:
         return isinstance(self.module, MULTIPLY) or call.held.get(name) in HALF
 
     def _stored(self, name: str, call: Call) -> torch.dtype | None:
-        """Returns the format to which a parameter is rounded first: one that a hook computes a weight from is taken as
+        """Returns the format to which a parameter is rounded first. Where a hook computes a weight of it, it stays as
         it was held, and the weight is rounded."""
         return (None if name in self.sources else half_of(self.module, call)) or call.held.get(name)
 

@@ -1,6 +1,6 @@
-"""What hooks collect: a replay calls them too, and puts back what they have changed.
+"""A replay calls the hooks of a network, too, and puts back what they have changed.
 
-Who keeps the features of a layer has a hook that appends to a list, writes into a dict, or sets a variable. The replay
+A hook that collects the features of a layer appends to a list, writes into a dict, or sets a variable. The replay
 computes with a copy of the network, but a function in a hook may be the user's own.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+from mpcompare.tasks.copies import HOOKS
+
 OF_MODULES = frozenset(vars(nn.Module()))  # the dicts that each module has
 DEEP = 3  # from a hook to what it changes, such as a list in a dict of an object
 
@@ -34,7 +35,7 @@ def put_back_collected(network: nn.Module) -> Iterator[None]:
 
 
 def _reach(value: Any, undo: dict[int, Callable[[], object]], deep: int) -> None:
-    """Adds how to put back a value, and what it holds."""
+    """Adds to ``undo`` what puts back a value, and the values that it holds, so many levels ``deep``."""
     if id(value) in undo or isinstance(value, (Tensor, type, ModuleType)) or deep < 0:
         return
     inner: list[Any] = []

@@ -1,9 +1,9 @@
 """Hooks that a network's author put on its layers.
 
-A record has the inputs of a layer as hooks before its call leave them, its outputs as hooks after it do, and the
-gradients outside of hooks on them. A layer with hooks that may change these computes more or less than was recorded of
-it. So it is no layer: it is work between layers, and so are its hooks. A hook that only looks at an output changes
-nothing. Hooks of torch's that compute a weight before each call are a part of their layer.
+A record has the inputs of a layer as the hooks before its call leave them, and its outputs as the hooks after it leave
+them. It has gradients as they are outside of all hooks. A layer with hooks that may change these numbers computes more
+or less than was recorded of it. So it is no layer: it is work between layers, and so are its hooks. A hook that only
+looks at an output changes nothing. Hooks of torch's that compute a weight before each call are a part of their layer.
 """
 
 from collections import OrderedDict, defaultdict
@@ -57,8 +57,8 @@ def _returns(number: int, hook: Any, module: nn.Module, call: Call) -> bool:
 
 
 class HooksWithin:
-    """The hooks that compute a layer's weights. A replay calls the layer within a call of it, and all hooks once: these
-    in the inner call, and others in the outer one.
+    """The hooks that compute a layer's weights. A replay calls the layer within a call of the layer, and each hook
+    once: these in the inner call, and others in the outer one.
 
     Attributes:
         sources: the names of the parameters that the weights are computed from.
@@ -70,16 +70,18 @@ class HooksWithin:
         self._weights, self.sources = list(computed), frozenset(part for parts in computed.values() for part in parts)
 
     def take_off(self) -> None:
+        """Takes the hooks before the call off, where they compute weights."""
         if self._weights:
             self.module._forward_pre_hooks = OrderedDict()
 
     def put_back(self) -> None:
+        """Puts the hooks before the call on again."""
         self.module._forward_pre_hooks = self._before
 
     @contextmanager
     def called(self, half: torch.dtype | None) -> Iterator[None]:
-        """Puts them back while it is entered. The weights are then rounded to ``half``, if that is a format, and their
-        gradients are not."""
+        """Puts them on while it is entered. The weights are rounded to ``half`` unless it is None, and their gradients
+        are not rounded."""
 
         def round_(module: nn.Module, _: Any) -> None:
             for name in self._weights:

@@ -44,7 +44,8 @@ class Call:
         inputs, outputs: the arguments and the result as flat lists; tensors are copies.
         arguments, spec: the nests of the arguments and of the result.
         gradients: of the scaled loss with respect to each output; None where none arrived.
-        later: by the number of a further backward pass its gradients; ``first`` is that of the first one.
+        first: the number of the first backward pass; -1 before it.
+        later: by the number of each further backward pass its gradients.
         tracked: whether an input, or a parameter, requires a gradient.
         passes: of each output, whether it requires one.
         marks: the identity of each tensor that was given, and how often it had been written to.
@@ -79,7 +80,7 @@ class Call:
             self.first = number
         return self.gradients if number == self.first else self.later.setdefault(number, [None] * len(self.outputs))
 
-    def within(self, passes: Collection[int]) -> "Call":
+    def of_passes(self, passes: Collection[int]) -> "Call":
         """Returns the call with the gradients of some backward passes alone."""
         nothing: list[Tensor | None] = [None] * len(self.outputs)
         found = {self.first: self.gradients, **self.later}
@@ -179,14 +180,14 @@ class Recorder:
         guard: calls a method with its arguments; each hook goes through it.
         passes: the numbers of the backward passes that have come to a layer since somebody emptied it; None where each
             call may have one alone.
-        made: by tensor the module that returned it last, which of its calls within one of the network that was, and
-            which of its outputs the tensor is.
+        makers: by tensor the module that returned it last, the number of that call within the call of the network, and
+            the place of the tensor among the outputs.
     """
 
     def __init__(self, copy: Callable[[Tensor], Tensor] = copied, guard: Callable[..., Any] = _plainly) -> None:
         self.record, self.copy, self.guard = Record(), copy, guard
         self.passes: set[int] | None = None
-        self.made: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.makers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._counts: Counter[str] = Counter()  # by module its calls within that of the network
         self.before: dict[str, int] = {}  # by layer the number of its calls before that of the network
         self.whole: list[Call] = []  # the calls of the network that are under way
@@ -233,7 +234,7 @@ class Recorder:
             result = self._keep(name, call, result)
         if name and not in_backward():
             outputs = enumerate(tree_flatten(result)[0])
-            self.made.update({v: (name, self._counts[name], i) for i, v in outputs if is_real(v) and v.requires_grad})
+            self.makers.update({v: (name, self._counts[name], i) for i, v in outputs if is_real(v) and v.requires_grad})
             self._counts[name] += 1
         if not name and not in_backward():
             result = self._keep(OUTPUT, self.whole.pop(), result)
@@ -268,13 +269,16 @@ class Recorder:
     def _kept(self, value: Any) -> Any:
         return self.copy(value) if isinstance(value, Tensor) else value
 
+    def _gradients(self, call: Call) -> list[Tensor | None]:
+        """Returns the gradients of the backward pass that is under way, to be filled in."""
+        return call.gradients if self.passes is None else call.gradients_of(torch._C._current_graph_task_id())
+
     def _put(self, name: str, call: Call, place: int, gradient: Tensor | None) -> None:
         if gradient is None:  # a function of the network's own may pass none
             return
-        number = torch._C._current_graph_task_id()
-        gradients = call.gradients if self.passes is None else call.gradients_of(number)
+        gradients = self._gradients(call)
         if self.passes is not None:
-            self.passes.add(number)
+            self.passes.add(torch._C._current_graph_task_id())
         if self.whole:
             self.record.hidden = f"the network asks for a gradient at {name or 'its output'} while it is called"
         elif gradients[place] is not None and not self.record.hidden:
@@ -283,8 +287,7 @@ class Recorder:
 
     def _put_again(self, call: Call, place: int, hooks: Any, number: int, arrived: Sequence[Tensor | None]) -> None:
         """Keeps the gradient that hooks of the network's own have left, where it has put some on an output."""
-        one = self.passes is None
-        gradients = call.gradients if one else call.gradients_of(torch._C._current_graph_task_id())
+        gradients = self._gradients(call)
         if len(hooks) > 1 and gradients[place] is not None and (gradient := arrived[number]) is not None:
             gradients[place] = self.copy(gradient)
 

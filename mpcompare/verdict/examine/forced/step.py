@@ -132,7 +132,7 @@ def _take_samples(recorded: Recorded, errors: Errors, roundings: Roundings, know
     heap.trim()  # they have tensors of other sizes than the exact replay, and all of them alike
     taken, other = 0, None
     for roundings.sample in range(MOST):
-        if taken >= SAMPLES and not errors.blind():
+        if taken == SAMPLES and not errors.blind():
             break
 
         def compare(point: Point, _: Tensor, exact: Tensor, __: torch.dtype) -> None:

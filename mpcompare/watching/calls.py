@@ -81,8 +81,6 @@ class Calls:
         calls = self.recorder.record.calls
         if compiled or not calls.get(OUTPUT):
             self.hide("the network is compiled" if compiled else "nobody saw the outputs of the network")
-        else:
-            called.output = calls[OUTPUT][-1]
         called.last = {name: len(each) for name, each in calls.items()}
         called.after = self.buffers()
         called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
@@ -129,7 +127,7 @@ class Calls:
 
     def drop_used(self) -> None:
         """Drops everything but the calls that no backward has come through."""
-        self.tape.drop(lambda called: not is_used(called))
+        self.tape.drop(lambda called: not self.is_used(called))
         calls, record = self.made(), Record(hidden=self.recorder.record.hidden)
         if not calls:
             self.noted.drawn, self.hidden, record.hidden = {}, "", ""
@@ -143,12 +141,11 @@ class Calls:
     def of_sum(self) -> tuple[Record, list[Event], list[Called]]:
         """Returns the record of the layers, the tape, and the calls that a backward has come through."""
         events = needed(self.tape.events)
-        used = [event for event in events if isinstance(event, Called) and is_used(event)]
+        used = [event for event in events if isinstance(event, Called) and self.is_used(event)]
         record = Record(defaultdict(list), self.noted.drawn, self.recorder.record.hidden)
         tape = [event for event in events if isinstance(event, (Op, Root)) or event in used]
         for called in used:
-            layers = [call for calls in self._layers(called).values() for call in calls]
-            called.passes = frozenset(number for call in layers for number in (call.first, *call.later)) - {-1}
+            called.passes = self._passes_of(called)
         try:
             tape = one_call_each(tape)
         except NotImplementedError as error:
@@ -157,6 +154,15 @@ class Calls:
             if isinstance(event, Called):
                 self._add(event, record)
         return record, tape, used
+
+    def is_used(self, called: Called) -> bool:
+        """Returns whether a backward has come through a call of the network."""
+        return bool(self._passes_of(called))
+
+    def _passes_of(self, called: Called) -> frozenset[int]:
+        """Returns the numbers of the backward passes that have come to any layer in a call of the network."""
+        layers = [call for calls in self._layers(called).values() for call in calls]
+        return frozenset(number for call in layers for number in (call.first, *call.later)) - {-1}
 
     def autocast(self, record: Record) -> str:
         """Returns the dtype of autocast, which the network may enter itself; empty where there was none."""
@@ -195,9 +201,3 @@ class _Noted(Noted):
     def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: Any) -> list[Any]:
         self.guard(super().drew, key, func, args, numbers, generator)
         return numbers
-
-
-def is_used(called: Called) -> bool:
-    """Returns whether a backward has come through a call of the network."""
-    call: Call | None = called.output
-    return call is not None and any(g is not None for g in call.gradients)

@@ -109,7 +109,7 @@ def _check(name: str, value: Any) -> None:
     words = WORDS.get(name, ())
     if words and not isinstance(value, (list, tuple)) and value not in words:
         raise InputError("watch: expect", f"{name}={value}", f"expected one of {', '.join(words)}")
-    if name == "clip_norm" and not isinstance(value, (int, float, list, tuple, NoneType)):
+    if name == "clip_norm" and (isinstance(value, bool) or not isinstance(value, (int, float, list, tuple, NoneType))):
         raise InputError("watch: expect", f"{name}={value}", "expected a number, or None")
 
 

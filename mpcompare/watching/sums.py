@@ -17,7 +17,7 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.numerics import numbers, same_bits, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
-from mpcompare.watching.calls import Calls, is_used
+from mpcompare.watching.calls import Calls
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import Root, line_of_user
@@ -92,7 +92,7 @@ class Sums:
         if not kept:
             self._stale = []
             made = self.calls.made()
-            used = [called for called in made if is_used(called)]
+            used = [called for called in made if self.calls.is_used(called)]
             # Their gradients may have moved the weights, or belong to the inputs.
             meant = any(called.moves < self.calls.moves for called in used) or any(called.foreign for called in made)
             if self.used < self.backwards - 1 and used and not meant:
@@ -202,7 +202,7 @@ class Sums:
             stale=stale,
             dropped=self._dropped,
             given_up=self._given_up,
-            hidden=self.calls.hidden or record.hidden or ("" if used else self._why_unused()),
+            hidden=self.calls.hidden or record.hidden or ("" if used else "no call of the network was seen"),
             training=self.calls.training,
             owned=self.attached.owned() - others,
             hooked={n for n, p in self.params.items() if p._backward_hooks or hooks_after(p)},
@@ -211,12 +211,6 @@ class Sums:
         )
         self._dropped = self._given_up = 0
         return self._closed
-
-    def _why_unused(self) -> str:
-        """Returns why no call of the network is a part of the sum."""
-        if self.calls.made():
-            return "no gradient comes to the outputs of the network"
-        return "no call of the network was seen"
 
     def stepped(self, skipped: bool) -> None:
         """Is told that a step was taken, or skipped."""

@@ -82,7 +82,6 @@ class Called:
     number: int = 0
     after: dict[str, Tensor] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
-    output: Any = None  # the record of the call
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
     inner: list[Inner] = field(default_factory=list)
     passes: frozenset[int] = frozenset()  # the numbers of the backward passes that went through it

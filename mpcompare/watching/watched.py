@@ -198,7 +198,7 @@ class Watch:
         if self.attached.hides_layers:
             said.append("layers within compiled modules (eager=True shows them)")
         elif self.attached.eager:
-            said.append("compiled code, which ran without the compiler")
+            said.append("compiled code: the updates ran without a compiler")
         if self.attached.others:
             said.append(f"{self.attached.others} parameters of the optimizer that the network does not have")
         for update in updates.values():

@@ -737,7 +737,7 @@ def test_a_last_look_without_an_update_leaves_the_card_and_its_sight():
     assert str(seen).startswith("no defect in 1 update: 2 of 2 layers and 4 of 4 parameters are seen")
 
 
-def test_a_loss_of_features_alone_says_why_its_layers_are_not_replayed():
+def test_a_loss_of_features_alone_is_replayed():
     torch.manual_seed(0)
     model, kept = two_layers(), []
     model[0].register_forward_hook(lambda module, args, output: kept.append(output))
@@ -746,8 +746,8 @@ def test_a_loss_of_features_alone_says_why_its_layers_are_not_replayed():
         model(torch.randn(8, 4))
         kept[-1].square().mean().backward()
         optimizer.step()
-    why = "no gradient comes to the outputs of the network"
-    assert seen.not_examined == [f"the gradients of update 1, layer by layer ({why})"]
+    assert (seen.defects, seen.not_examined) == ([], []), str(seen)
+    assert seen.sight.layers["0"]
 
 
 class Compiler:
@@ -799,7 +799,7 @@ def test_a_compiled_network_is_said_not_to_be_seen():
 @pytest.mark.parametrize("kind", ["whole", "in place", "block"])
 def test_a_compiled_network_is_seen_where_it_runs_without_the_compiler(kind):
     seen, calls = trained_with(Compiler(), kind, partial(mpcompare.watch, steps=1, after=1, eager=True), 4)
-    assert (seen.defects, seen.not_examined) == ([], ["compiled code, which ran without the compiler"])
+    assert (seen.defects, seen.not_examined) == ([], ["compiled code: the updates ran without a compiler"])
     assert (len(seen.sight.layers), all(seen.sight.layers.values())) == (4, True)
     assert seen.facts["loss"] == "cross_entropy in fp32"
     assert calls == [2, 0, 2, 2]

@@ -23,6 +23,7 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.draws import seed_step
 from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.text import CharGpt, CharLstm
+from mpcompare.verdict.examine.forced.call import factor_of
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import Errors
 from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted, NotReplayedError
@@ -640,3 +641,12 @@ def test_a_result_that_somebody_else_reads_stays(dtype):
     replay.run()
     assert len(compared) > 10
     assert max(each for each in compared if each == each) < 2.0**-18
+
+
+def test_numbers_that_are_all_rounded_one_way_have_no_factor():
+    exact = torch.tensor([0.3, -0.3, 0.3, -0.3], dtype=torch.float64)
+    rounded = exact.bfloat16()  # each is 0.1 % too large
+    assert factor_of([rounded], [exact], [1.0]) == 1.0
+    assert factor_of([rounded], [exact], [2.0, 1.0]) == 1.0
+    assert factor_of([rounded.float()], [exact], [1.0]) == pytest.approx(float(rounded[0]) / 0.3)
+    assert factor_of([(1.1 * exact).float()], [exact], [1.0]) == pytest.approx(1.1)

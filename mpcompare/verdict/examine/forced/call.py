@@ -292,18 +292,19 @@ def factor_of(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None],
         known: the loss scale, and the factors of earlier calls: those of one loss are one number, though each call
             tells it only as far as its own roundings go.
     """
-    pairs = zip(recorded, exact, strict=False)
+    both = zip(recorded, exact, strict=False)
+    pairs = [(g, e) for g, e in both if g is not None and e is not None]
     with _disable_current_modes():
-        some = [
-            (g.detach().double().flatten(), e.detach().double().flatten())
-            for g, e in pairs
-            if e is not None and g is not None
-        ]
+        some = [(g.detach().double().flatten(), e.detach().double().flatten()) for g, e in pairs]
         if not some:
             return known[0]
         seen, right = (torch.cat(each) for each in zip(*some, strict=True))
         square = float(right @ right)
         slope = float(seen @ right) / square if square else 0.0
+        # Few different numbers may all be rounded up, or all down: that is no factor.
+        u = max(torch.finfo(g.dtype).eps / 2 for g, _ in pairs)
+        if rounded := [f for f in known if abs(slope - f) <= u * abs(f)]:
+            return rounded[0]
         rest = float((seen - slope * right).norm())
         return next((f for f in known if not rest < float((seen - f * right).norm()) / 2), slope or known[0])
 

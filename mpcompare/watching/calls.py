@@ -69,9 +69,19 @@ class Calls:
         foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
         attributes = attributes_of(self.network, self.spool.copy)
         trained = frozenset(name for name, p in self.params.items() if p.requires_grad)
-        begins, dtype, buffers = _next_number(), autocast_dtype(), self.buffers()
-        state, moves, number = generators.states(), self.moves, self.count
-        return Called([], state, buffers, attributes, trained, first, begins, foreign, moves, dtype, number)
+        return Called(
+            slots=[],
+            generators=generators.states(),
+            buffers=self.buffers(),
+            attributes=attributes,
+            trained=trained,
+            first=first,
+            begins=_next_number(),
+            foreign=foreign,
+            moves=self.moves,
+            autocast=autocast_dtype(),
+            number=self.count,
+        )
 
     def end(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""
@@ -141,11 +151,13 @@ class Calls:
     def of_sum(self) -> tuple[Record, list[Event], list[Called]]:
         """Returns the record of the layers, the tape, and the calls that a backward has come through."""
         events = needed(self.tape.events)
-        used = [event for event in events if isinstance(event, Called) and self.is_used(event)]
+        used = []
+        for event in events:
+            if isinstance(event, Called) and (passes := self._passes_of(event)):
+                event.passes = passes
+                used.append(event)
         record = Record(defaultdict(list), self.noted.drawn, self.recorder.record.hidden)
         tape = [event for event in events if isinstance(event, (Op, Root)) or event in used]
-        for called in used:
-            called.passes = self._passes_of(called)
         try:
             tape = one_call_each(tape)
         except NotImplementedError as error:

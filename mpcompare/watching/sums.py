@@ -31,7 +31,7 @@ class Sums:
     """The sum of gradients that is under way.
 
     Attributes:
-        calls: those of the network that it is made of.
+        calls: the calls of the network in the sum.
         order: what was done to the gradients since the last backward: each part and its line.
         asked: the norm, and its type, to which ``clip_grad_norm_`` was asked to clip them since then.
         places: the parameters of gradients, by the place of their numbers in memory.

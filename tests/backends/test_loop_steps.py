@@ -40,21 +40,24 @@ def test_weights_that_move_without_the_optimizer_are_one_line():
     assert backend_of(without_a_step)(model, task, "fp32", NoLossScale()).train_step(batches, 0.1) > 0
 
 
-def clips(model, optimizer, batch):
+def with_gradients(model, optimizer, batch):
+    """Returns the loss; the model has its gradients."""
     x, y = batch
     optimizer.zero_grad()
     loss = torch.nn.functional.cross_entropy(model(x), y)
     loss.backward()
+    return loss
+
+
+def clips(model, optimizer, batch):
+    loss = with_gradients(model, optimizer, batch)
     clip_grad_norm_(model.parameters(), 0.01)
     optimizer.step()
     return loss
 
 
 def clips_by_hand(model, optimizer, batch):
-    x, y = batch
-    optimizer.zero_grad()
-    loss = torch.nn.functional.cross_entropy(model(x), y)
-    loss.backward()
+    loss = with_gradients(model, optimizer, batch)
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     norm = torch.stack([g.norm() for g in grads]).norm()
     for g in grads:
@@ -64,10 +67,7 @@ def clips_by_hand(model, optimizer, batch):
 
 
 def clips_nothing(model, optimizer, batch):
-    x, y = batch
-    optimizer.zero_grad()
-    loss = torch.nn.functional.cross_entropy(model(x), y)
-    loss.backward()
+    loss = with_gradients(model, optimizer, batch)
     optimizer.step()
     return loss
 

@@ -41,7 +41,7 @@ class Judged:
 
 
 class Trains(Protocol):
-    """What is judged of a loop: its network and optimizer, as a user hands them to the watch, and its training."""
+    """The parts of a loop that is judged: network and optimizer, as a user gives them to the watch, and training."""
 
     @property
     def model(self) -> Any: ...

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from watch.second_draw.networks import GPT, MLP, cross_entropy, rows, tokens
-from watch.second_draw.registry import DEFECT, Training, bf16, bug
+from watch.second_draw.registry import DEFECT, Training, bf16, bug, plainly
 
 
 class Lora(nn.Module):
@@ -94,13 +94,4 @@ def adapters_in_bf16(wrong: bool) -> Training:
                 p.data = p.data.float()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2.5e-5)
 
-    def train(updates: int) -> None:
-        for _ in range(updates):
-            x, y = tokens()
-            optimizer.zero_grad()
-            with bf16():
-                loss = cross_entropy(model(x).float(), y)
-            loss.backward()
-            optimizer.step()
-
-    return Training(model, optimizer, train)
+    return Training(model, optimizer, plainly(model, optimizer, tokens))

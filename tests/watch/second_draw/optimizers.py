@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from watch.second_draw.networks import GPT, MLP, ConvNet, cross_entropy, images, rows, tokens
-from watch.second_draw.registry import DEFECT, Training, bf16, bug
+from watch.second_draw.registry import DEFECT, Training, bf16, bug, plainly
 
 
 class Muon(Optimizer):
@@ -141,16 +141,7 @@ def no_bias_correction(wrong: bool) -> Training:
     model = GPT()
     optimizer = (AdamW if wrong else AdamWCorrected)(model.parameters(), lr=1e-3, weight_decay=0.01)
 
-    def train(updates: int) -> None:
-        for _ in range(updates):
-            x, y = tokens()
-            with bf16():
-                out = model(x)
-            optimizer.zero_grad()
-            cross_entropy(out.float(), y).backward()
-            optimizer.step()
-
-    return Training(model, optimizer, train)
+    return Training(model, optimizer, plainly(model, optimizer, tokens))
 
 
 @bug(
@@ -164,13 +155,4 @@ def decay_without_rate(wrong: bool) -> Training:
     model = ConvNet()
     optimizer = (AdamWRawDecay if wrong else AdamWCorrected)(model.parameters(), lr=1e-3, weight_decay=0.01)
 
-    def train(updates: int) -> None:
-        for _ in range(updates):
-            x, y = images()
-            with bf16():
-                out = model(x)
-            optimizer.zero_grad()
-            cross_entropy(out.float(), y).backward()
-            optimizer.step()
-
-    return Training(model, optimizer, train)
+    return Training(model, optimizer, plainly(model, optimizer, images))

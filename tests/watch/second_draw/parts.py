@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 from watch.second_draw.networks import GPT, Block, ConvNet, cross_entropy, images, tokens
-from watch.second_draw.registry import FACT, Training, bf16, bug
+from watch.second_draw.registry import FACT, Training, bf16, bug, plainly
 
 
 @bug(
@@ -46,16 +46,7 @@ def untied(wrong: bool) -> Training:
         model.head.weight = nn.Parameter(model.head.weight.detach().clone())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    def train(updates: int) -> None:
-        for _ in range(updates):
-            x, y = tokens()
-            optimizer.zero_grad()
-            with bf16():
-                loss = cross_entropy(model(x).float(), y)
-            loss.backward()
-            optimizer.step()
-
-    return Training(model, optimizer, train)
+    return Training(model, optimizer, plainly(model, optimizer, tokens))
 
 
 class Gts(nn.Module):

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from watch.second_draw.networks import cross_entropy
 
 DEFECT, FACT = "defect", "fact"  # what no intention makes right, and what may be meant so
 
@@ -113,3 +114,20 @@ def fp16() -> torch.autocast:
 
 def scaler_of(scale: float, **more: Any) -> GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=scale, **more)
+
+
+def plainly(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Callable[[], tuple[Tensor, Tensor]]
+) -> Callable[[int], None]:
+    """Returns the plain loop in bf16, which makes so many updates. The bug is in the network, or in the optimizer."""
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            x, y = batch()
+            optimizer.zero_grad()
+            with bf16():
+                loss = cross_entropy(model(x).float(), y)
+            loss.backward()
+            optimizer.step()
+
+    return train

@@ -1,4 +1,4 @@
-"""What is kept from step to step: moments and the mode."""
+"""State that is kept from step to step: moments and the mode."""
 
 import torch
 import torch.nn.functional as F

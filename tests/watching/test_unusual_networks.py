@@ -67,6 +67,34 @@ class CastBack(nn.LayerNorm):
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).to(x.dtype)
 
 
+class HalfBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * (ctx.saved_tensors[0] > 0) / 2
+
+
+class Rectified(nn.Module):
+    def forward(self, x):
+        return HalfBackward.apply(x)
+
+
+class NormAct(nn.LayerNorm):
+    """A norm of channels with an activation of its own, as those of timm."""
+
+    def __init__(self, activation):
+        super().__init__(WIDTH)
+        self.activation = activation
+
+    def forward(self, x):
+        x = F.layer_norm(x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps)
+        return self.activation(x.permute(0, 3, 1, 2))
+
+
 class Layerdrop(nn.Module):
     """Leaves layers out as Python's or numpy's random numbers say."""
 
@@ -130,6 +158,7 @@ def images(layer):
         lambda: nn.Sequential(CastBack(WIDTH), nn.GELU(), CastBack(WIDTH)),
         lambda: images(Depthwise()),
         lambda: images(Scaled(WIDTH, WIDTH, 7, padding=3, groups=WIDTH)),
+        lambda: images(NormAct(nn.ReLU(inplace=True))),
     ],
 )  # fmt: skip
 def test_a_right_loop_has_no_defect(make):
@@ -138,6 +167,14 @@ def test_a_right_loop_has_no_defect(make):
     loop = replace(LOOP, make=lambda: nn.Sequential(nn.Linear(4, WIDTH), make(), nn.Linear(WIDTH, 3)), seed=4)
     seen = loop.run(mpcompare.watch)
     assert ([str(each) for each in seen.defects], seen.not_examined) == ([], [])
+
+
+def test_a_wrong_activation_of_a_norm_is_a_defect():
+    def make():
+        return nn.Sequential(nn.Linear(4, WIDTH), images(NormAct(Rectified())), nn.Linear(WIDTH, 3))
+
+    seen = replace(LOOP, make=make).run(mpcompare.watch)
+    assert {"1.2", "1.2.weight"} <= {each.place for each in seen.defects}
 
 
 def test_a_loss_that_is_written_into_in_16_bits():

@@ -5,13 +5,14 @@ of a bias cancels, the order of its sum is all that is left of it. That is no fa
 the measure of what it got.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -125,11 +126,25 @@ def _results(module: nn.Module, call: Call, mode: AbstractContextManager[Any] | 
 
 
 def _calls_torchs_norm(module: nn.Module, call: Call) -> bool:
-    """Returns whether the code of a norm, such as one of timm's, calls that of torch, and nothing else that rounds."""
+    """Returns whether the code of a norm, such as one of timm's, calls that of torch, and nothing else that rounds or
+    has a backward method of its own."""
     if call.arguments is None or not isinstance(module, STAY_IN_FP32):
         return False
-    _results(module, call, called := _Called())
-    return called.names - BESIDE in ({name} for name in NORMS)
+    results = _results(module, call, called := _Called())
+    nodes = [y.grad_fn for y in results if is_real(y)]
+    own = any(isinstance(node, BackwardCFunction) for node in _below(nodes))
+    return not own and called.names - BESIDE in ({name} for name in NORMS)
+
+
+def _below(nodes: list[Any]) -> Iterator[Any]:
+    """Yields nodes of autograd's graph, and all that backward comes to from them."""
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [each for each, _ in node.next_functions]
+            yield node
 
 
 class _Called(TorchFunctionMode):

@@ -1,8 +1,8 @@
 """The record of one step: of each call of each layer its inputs, its outputs, and the gradients that reached them.
 
-A layer is a module that calls no other module. Everything else that a network computes is work between layers: it
-begins at recorded outputs and ends at recorded inputs. The output of the network stands in the record as one more
-layer, ``(output)``, that hands on its input: above it is the loss.
+A layer is a module that calls no other module, or a norm that calls an activation of its own. Everything else that a
+network computes is work between layers: it begins at recorded outputs and ends at recorded inputs. The output of the
+network stands in the record as one more layer, ``(output)``, that hands on its input: above it is the loss.
 """
 
 import sys
@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.operands import Products
+from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted, copied
 
 OUTPUT = "(output)"
@@ -194,9 +196,11 @@ class Recorder:
         self.open: list[Call | None] = []  # the modules that are being called; None: one that has called another
 
     def attach(self, network: nn.Module) -> list[RemovableHandle]:
-        """Puts hooks on all modules of a network, and returns them."""
-        handles = []
+        """Puts hooks on all modules of a network but those within its norms, and returns them."""
+        handles, within = [], _within_norms(network)
         for name, module in network.named_modules():
+            if module in within:
+                continue
             called, returned = (
                 Hook(module, partial(self.guard, method, name)) for method in (self.called, self.returned)
             )
@@ -300,6 +304,12 @@ class Recorder:
                 call.again = [v.dtype for v in again.outputs if is_real(v)]
                 return call
         return again
+
+
+def _within_norms(network: nn.Module) -> set[nn.Module]:
+    """Returns the modules that norms have within them and that have no parameters, such as an activation."""
+    norms = [m for m in network.modules() if isinstance(m, STAY_IN_FP32) and not isinstance(m, ParametrizationList)]
+    return {each for norm in norms for each in norm.modules() if each is not norm and not list(each.parameters())}
 
 
 def autocast_dtype() -> torch.dtype | None:

@@ -15,6 +15,7 @@ was refused. It is a plain list now.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -84,7 +85,8 @@ class Bug:
 BUGS: list[Bug] = []
 
 
-def bug(
+def bug_of(
+    bugs: list[Bug],
     thread: str,
     what: str,
     *,
@@ -94,14 +96,17 @@ def bug(
     expect: dict[str, Any] | None = None,
     steps: int = 5,
 ) -> Callable[[Maker], Maker]:
-    """Registers the maker that it decorates."""
+    """Registers the maker that it decorates in the list of a draw."""
     causes = tuple(sorted(cause.strip() for cause in fair.split(",")))
 
     def register(make: Maker) -> Maker:
-        BUGS.append(Bug(thread, what, causes, kind, precision, expect or {}, make, steps))
+        bugs.append(Bug(thread, what, causes, kind, precision, expect or {}, make, steps))
         return make
 
     return register
+
+
+bug = partial(bug_of, BUGS)
 
 
 def bf16() -> torch.autocast:

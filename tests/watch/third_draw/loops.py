@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from watch.second_draw.networks import GPT, MLP, ConvNet, Gan, cross_entropy, images, rows, tokens
+from watch.second_draw.networks import GPT, MLP, ConvNet, Gan, cross_entropy, images, tokens
 from watch.second_draw.registry import DEFECT, FACT, Training, bf16, fp16, scaler_of
 from watch.third_draw.registry import bug
 

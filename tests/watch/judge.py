@@ -12,9 +12,9 @@
 
 A bug is flagged if the watch has a defect, and has a fair name if the first defect's cause is one that was written down
 for it before. ``expected`` says whether it is refused with what the user of the loop meant, its precision and the norm
-of clipping. In the second and third draw ``refused`` holds the facts alone that are not what the user meant. A loop that is right
-must have no defect, and its state after 20 watched updates must be that after 20 unwatched ones, bit for bit. The exit
-code is 1 if a right loop is accused or changed, and 0 whatever happens to bugs.
+of clipping. In the second and third draw ``refused`` holds the facts alone that are not what the user meant. A loop
+that is right must have no defect, and its state after 20 watched updates must be that after 20 unwatched ones, bit for
+bit. The exit code is 1 if a right loop is accused or changed, and 0 whatever happens to bugs.
 """
 
 # ruff: noqa: E402 (a script in a folder of tests finds the others by the path that it sets first)

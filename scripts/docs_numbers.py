@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 from real_bug_tables import bugs, draws, since, themes, unnamed
 from summaries import MB, markdown, time_ratio
-from watched_bug_tables import second_draw, watched_bugs
+from watched_bug_tables import twinned_draw, watched_bugs
 
 from mpcompare.command.listing import lines_of
 from mpcompare.verdict.judge.check import listed
@@ -296,7 +296,7 @@ def _of_check(kind: str) -> tuple[str, str, str]:
 OF_PAGES = (
     output,
     watched_bugs,
-    second_draw,
+    twinned_draw,
     runs,
     text,
     phases,

@@ -23,8 +23,8 @@ def watched_bugs(file: Path) -> str:
     return said + markdown(shown)
 
 
-def second_draw(file: Path) -> str:
-    """Returns what a watch says of the second draw of bugs, and how many it flags, names and refuses."""
+def twinned_draw(file: Path) -> str:
+    """Returns what a watch says of a draw of bugs with right twins, and how many it flags, names and refuses."""
     bugs = pd.read_csv(file, dtype=str, keep_default_na=False)
     flagged, fair, refused = bugs["flagged"] == "yes", bugs["fair name"] == "yes", bugs["refused"] != ""
     defect = bugs["kind"] == "defect"

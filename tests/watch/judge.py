@@ -4,6 +4,7 @@
     python tests/watch/judge.py bits                   whether they train to the same bits under the watch
     python tests/watch/judge.py bugs                   the drawn bugs
     python tests/watch/judge.py second                 the second draw of bugs, each with its right twin
+    python tests/watch/judge.py third                  the third one, so too
     python tests/watch/judge.py controls               loops in the form of bugs, and without them
     python tests/watch/judge.py random --number 300    random loops that are right
     python tests/watch/judge.py bugs --csv FILE        also writes the table into FILE, which must not be there yet
@@ -11,9 +12,9 @@
 
 A bug is flagged if the watch has a defect, and has a fair name if the first defect's cause is one that was written down
 for it before. ``expected`` says whether it is refused with what the user of the loop meant, its precision and the norm
-of clipping. In the second draw ``refused`` holds the facts alone that are not what the user meant. A loop that is right
-must have no defect, and its state after 20 watched updates must be that after 20 unwatched ones, bit for bit. The exit
-code is 1 if a right loop is accused or changed, and 0 whatever happens to bugs.
+of clipping. In the second and third draw ``refused`` holds the facts alone that are not what the user meant. A loop
+that is right must have no defect, and its state after 20 watched updates must be that after 20 unwatched ones, bit for
+bit. The exit code is 1 if a right loop is accused or changed, and 0 whatever happens to bugs.
 """
 
 # ruff: noqa: E402 (a script in a folder of tests finds the others by the path that it sets first)
@@ -44,11 +45,13 @@ from watch.loops.base import Loop
 from watch.loops.every import LOOPS
 from watch.random_loops import RandomLoop
 from watch.second_draw.every import BUGS as SECOND
-from watch.second_draw.registry import Bug as SecondBug
+from watch.second_draw.registry import Bug as TwinnedBug
+from watch.third_draw.every import BUGS as THIRD
 
 import mpcompare
 
 BITS_AFTER = 20  # updates
+DRAWS = {"second": SECOND, "third": THIRD}  # those whose bugs have right twins
 Row = dict[str, Any]
 
 
@@ -172,17 +175,17 @@ def row_of_bug(bug: Bug, result: Judged) -> Row:
     }
 
 
-def second(only: str) -> Iterator[tuple[Row, bool, str]]:
-    """Yields a row for each bug of the second draw, whether its twin has no defect, and what the watch printed."""
-    for bug in SECOND:
+def draw(bugs: list[TwinnedBug], only: str) -> Iterator[tuple[Row, bool, str]]:
+    """Yields a row for each bug of a draw, whether its twin has no defect, and what the watch printed."""
+    for bug in bugs:
         if not only or only in (bug.id, bug.thread):
             slack = bug.steps + SLACK  # some of these loops train whole epochs
             result, twin = (judged(bug.seeded(wrong), bug.meant, 0, bug.steps, slack) for wrong in (True, False))
             right = not twin.flagged and twin.verdict != "error"
-            yield row_of_second(bug, result, twin), right, f"{result.text}\n--- its right twin\n{twin.text}"
+            yield row_of_draw(bug, result, twin), right, f"{result.text}\n--- its right twin\n{twin.text}"
 
 
-def row_of_second(bug: SecondBug, result: Judged, twin: Judged) -> Row:
+def row_of_draw(bug: TwinnedBug, result: Judged, twin: Judged) -> Row:
     first = result.causes[0] if result.causes else ""
     return {
         "thread": bug.thread,
@@ -243,7 +246,7 @@ def write(row: Row, file: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("loops", "bits", "bugs", "second", "controls", "random"))
+    parser.add_argument("what", choices=("loops", "bits", "bugs", *DRAWS, "controls", "random"))
     parser.add_argument("--number", type=int, default=300, help="of random loops")
     parser.add_argument("--only", default="", help="the name of a loop, the id of a bug, the number of a random loop")
     parser.add_argument("--csv", type=Path)
@@ -257,8 +260,8 @@ def main() -> int:
         counts = {name: sum(row[name] == "yes" for row in rows) for name in ("flagged", "named", "named anywhere")}
         refused = sum(row["expected"] == "refused" for row in rows)
         print(f"{len(rows)} bugs: {counts}, refused with what was meant: {refused}")
-    elif options.what == "second":
-        rows, wrong = shown(second(options.only), bool(options.only), options.csv)
+    elif options.what in DRAWS:
+        rows, wrong = shown(draw(DRAWS[options.what], options.only), bool(options.only), options.csv)
         counts = {name: sum(row[name] == "yes" for row in rows) for name in ("flagged", "fair name")}
         refused = sum(bool(row["refused"]) for row in rows)
         print(f"{len(rows)} bugs: {counts}, refused with what was meant: {refused}, right twins accused: {wrong}")

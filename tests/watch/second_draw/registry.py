@@ -13,8 +13,11 @@ before a watch saw the loops. Two loops did not show their bug at first, and wer
 was refused. It is a plain list now.
 """
 
+import csv
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +25,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from watch.second_draw.networks import cross_entropy
 
+TABLES = Path(__file__).parents[3] / "docs" / "watch"
 DEFECT, FACT = "defect", "fact"  # what no intention makes right, and what may be meant so
 
 
@@ -84,7 +88,8 @@ class Bug:
 BUGS: list[Bug] = []
 
 
-def bug(
+def bug_of(
+    bugs: list[Bug],
     thread: str,
     what: str,
     *,
@@ -94,14 +99,28 @@ def bug(
     expect: dict[str, Any] | None = None,
     steps: int = 5,
 ) -> Callable[[Maker], Maker]:
-    """Registers the maker that it decorates."""
+    """Registers the maker that it decorates in the list of a draw."""
     causes = tuple(sorted(cause.strip() for cause in fair.split(",")))
 
     def register(make: Maker) -> Maker:
-        BUGS.append(Bug(thread, what, causes, kind, precision, expect or {}, make, steps))
+        bugs.append(Bug(thread, what, causes, kind, precision, expect or {}, make, steps))
         return make
 
     return register
+
+
+bug = partial(bug_of, BUGS)
+
+
+def kept(draw: str) -> list[str]:
+    """Returns the names of a draw's kept tables: that made blind, and that of a later watch, if there is one."""
+    return [name for name in ("blind", "mended") if (TABLES / f"{draw}_draw_{name}.csv").exists()]
+
+
+def table(draw: str, name: str) -> dict[str, dict[str, str]]:
+    """Returns the rows of a kept table of a draw by their threads."""
+    with (TABLES / f"{draw}_draw_{name}.csv").open(newline="") as file:
+        return {row["thread"]: row for row in csv.DictReader(file)}
 
 
 def bf16() -> torch.autocast:

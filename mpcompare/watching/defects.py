@@ -32,4 +32,9 @@ def _all(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates
     if look.sums.clipped_late:
         because = f"gradients are clipped ({look.sums.clipped_late}) after the step that used them, and not before"
         yield Defect("clip", "", because)
+    if look.sums.kept_bad and look.steps.scaler is None:
+        because = (
+            f"the gradients hold inf or NaN where they are clipped ({look.sums.kept_bad}), no step uses them, and "
+        )
+        yield Defect("accumulation", "", because + "nobody clears them: later backward passes add to them")
     yield from of_updates(look, updates)

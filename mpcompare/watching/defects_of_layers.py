@@ -41,11 +41,6 @@ def of_gradients(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
                 f"the gradients of {taken.sum.dropped} backward passes were cleared before update {number} used them"
             )
             yield Defect("accumulation", "", because)
-        if taken.sum.given_up:
-            because = f"the gradients of {taken.sum.given_up} backward passes before update {number} held inf or NaN, "
-            because += "and the loop left their update out, though nothing is scaled"
-            if look.steps.scaler is None:
-                yield Defect("skip", "", because)
         if taken.sum.clipped:
             because = f"gradients are clipped {taken.sum.clipped} between the backward passes of update {number}: "
             because += "those of earlier micro-batches are clipped again, in sums with later ones"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.clipping import USUAL_NORMS
+from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching.defect import Defect
@@ -29,6 +30,9 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
         because = f"step {number} is taken, and the gradients of {listed(hidden)} held inf or NaN as backward left them"
         because += f": the loop put others in their place ({_changes(taken)}) before the scaler looked, so that it "
         yield Defect("skip", hidden[0], because + "neither leaves the step out nor lowers its scale")
+    losses = [root.loss for root in taken.sum.roots] if taken.sum is not None else []
+    if taken.finite and not taken.skipped and any(map(math.isnan, losses)):
+        yield Defect("inf or NaN", "", f"a loss of step {number} is NaN, and its gradients are finite")
     bad = [n for n, t in taken.after.items() if not bool(t.isfinite().all())]
     if bad and not taken.skipped:
         yield Defect("inf or NaN", bad[0], f"{listed(bad)} hold inf or NaN after step {number}")
@@ -143,6 +147,10 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         )
         because += "by it"
         yield Defect("gradient scaled", "", because)
+    if taken.scaled and taken.scale != 1 and (names := [n for n in found.rest if _has_weights_added(taken, n)]):
+        because = f"the weights of {listed(names)}, times a decay, are added to their gradients {where} before these "
+        because += f"are divided by the loss scale {taken.scale:g}: the decay is divided by it, too"
+        yield Defect("weight decay", names[0], because)
     if taken.scaled and (names := found.still_scaled):
         because = (
             f"the gradients of {listed(names)} are still multiplied by the loss scale {taken.scale:g} {where}, and "
@@ -154,6 +162,19 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
             f"{found.scale:g} {where} ({found.before_unscale[0]}): what is left has a norm of {usual / found.scale:.3g}"
         )
         yield Defect("clip", "", because)
+
+
+def _has_weights_added(taken: Taken, name: str) -> bool:
+    """Returns whether a gradient is a factor of the raw one plus a factor of the weights, which was added while it was
+    multiplied by the loss scale."""
+    parts = [part for part, _ in taken.order]
+    if "unscale" not in parts or any("add" in part or "sub" in part for part in parts[parts.index("unscale") :]):
+        return False
+    given = taken.given[name].double().flatten()
+    both = torch.stack([t[name].double().flatten() for t in (taken.raw, taken.before)], dim=1)
+    both /= both.norm(dim=0)
+    left = given[:, None] - both @ torch.linalg.lstsq(both, given[:, None]).solution
+    return len(given) > 2 and bool(left.norm() <= 8 * UNIT_ROUNDOFF * given.norm())
 
 
 def _clipped_scaled(taken: Taken, found: HandedOn) -> float | None:

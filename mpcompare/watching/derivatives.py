@@ -5,7 +5,8 @@ is only what its author took for the derivative. Torch can differentiate the ope
 Where the two differ, a finite difference of the forward method decides which of them is right.
 
 Some functions are meant to pass another gradient than their derivative. So a backward method is believed where the
-derivative is 0 (straight through a rounding), and where the function returns what it is given (a reversed gradient).
+derivative is 0 (straight through a rounding), where it passes no gradient down, and where the function returns what it
+is given (a reversed gradient).
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,8 @@ class Derivatives:
             return sum(map(len, replay.arrived.values()))
 
         def begins(function: OwnFunction, args: tuple[Any, ...]) -> Ended:
+            if finds_out or function.kind in self._wrong:  # it may write into what it is given
+                args = tuple(a.detach().clone().requires_grad_(a.requires_grad) if is_real(a) else a for a in args)
             return partial(ends, function.kind, args, calls(), torch.get_rng_state())
 
         def ends(kind: type[Function], args: Any, before: int, generator: Tensor, node: Any, _: Any) -> None:
@@ -97,7 +100,7 @@ class Derivatives:
                         return None
                     self._wrong.add(forward.kind)
                 self.off[name] = max(self.off.get(name, 0.0), distance / size if size else 0.0)
-                if any(g is not None and (d is None or bool(((d == 0) & (g != 0)).any())) for g, d in pairs):
+                if any(_is_meant(g, d) for g, d in pairs):
                     self.believed.add(name)
         return tuple(right)
 
@@ -124,25 +127,23 @@ class _Forward:
     def derivative(self, arrived: Sequence[Tensor | None]) -> list[Tensor | None] | None:
         """Returns by tensor among the arguments the derivative; None of a function that has none, or that returns what
         it is given."""
-        args = [a.clone().requires_grad_() if t else a for a, t in zip(self.args, self.trained, strict=True)]
+        leaves = [a.clone().requires_grad_() for a, t in zip(self.args, self.trained, strict=True) if t]
         try:
             with torch.enable_grad():
-                results = self(args)
+                ways = iter(leaves)
+                results = self([next(ways).clone() if t else _copy(a) for a, t in self._given()])
             given = [a for a in self.args if is_real(a)]
             if any(is_real(r) and same_bits(r, a) for r in results for a in given if r.shape == a.shape):
                 return None
             ends = [(r, g) for r, g in zip(results, arrived, strict=True) if g is not None and r.requires_grad]
-            leaves = [a for a, t in zip(args, self.trained, strict=True) if t]
             found = iter(torch.autograd.grad([r for r, _ in ends], leaves, [g for _, g in ends], allow_unused=True))
         except Exception:  # whatever somebody's own code does outside its function: its backward method is believed
             return None
-        return [
-            next(found) if t else None for a, t in zip(self.args, self.trained, strict=True) if isinstance(a, Tensor)
-        ]
+        return [next(found) if t else None for a, t in self._given() if isinstance(a, Tensor)]
 
     def slope(self, arrived: Sequence[Tensor | None], along: Sequence[Tensor | None]) -> float:
         """Returns a finite difference of the function, weighted by the gradients that arrived, along a direction."""
-        size = _norm([a for a, t in zip(self.args, self.trained, strict=True) if t])
+        size = _norm([a for a, t in self._given() if t])
         step = STEP * (size or 1.0) / _norm(along)
         sides = []
         for sign in (step, -step):
@@ -151,6 +152,9 @@ class _Forward:
             with torch.no_grad():
                 sides.append(_dot(self(args), arrived))
         return (sides[0] - sides[1]) / (2 * step)
+
+    def _given(self) -> Iterator[tuple[Any, bool]]:
+        return zip(self.args, self.trained, strict=True)
 
     def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
         context: Any = FunctionCtx()
@@ -164,6 +168,19 @@ class _Forward:
         finally:
             torch.set_rng_state(after)
         return result if isinstance(result, tuple) else (result,)
+
+
+def _is_meant(own: Tensor | None, derived: Tensor | None) -> bool:
+    """Returns whether a backward method passes down a gradient where the derivative is 0, or none where there is one:
+    straight through a rounding, or nothing at all."""
+    if own is None or derived is None:
+        other = derived if own is None else own
+        return other is not None and bool(other.any())
+    return bool(((derived == 0) & (own != 0)).any())
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _moved(tensor: Tensor, along: Tensor | None, step: float) -> Tensor:

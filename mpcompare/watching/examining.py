@@ -13,6 +13,7 @@ from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.errors import first_line
 from mpcompare.precision import PRECISIONS, Precision
 from mpcompare.tasks.task import Task
+from mpcompare.verdict.examine.adam_mistakes import EPS_BEFORE
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, largest, update_errors
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.examine.forced.kernels import Kernels, of_kernels
@@ -204,7 +205,7 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
         numbers.append(number + 1)
         nothing = not any(e.lost > e.lost_in_fp32 for e in found.values())
         steps.append(said if seen.moved or not nothing else Step(**{**vars(said), "moved": True}))
-    if odd and not _is_another(optimizer, odd[0], compute) and _is_mistake(odd, compute):
+    if odd and not _is_another(optimizer, odd[0], compute) and _is_mistake(odd, compute, but=EPS_BEFORE):
         wrong += odd
         for number, found in by_known.items():
             errors[number] |= found

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_map
 
 from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import DynamicLossScale
+from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.expecting import NOT_BOUND, NOT_SEEN
 from mpcompare.watching.handing_on import handed_on, rounded
@@ -40,8 +41,9 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     for replay in sums.values():
         dtypes |= replay.dtypes
     facts["layers"] = _by_value(dtypes)
-    facts["masters"] = _by_value({n: d for t in taken for n, d in t.dtypes.items()})
+    facts["masters"] = _by_value({n: _master(t, n) for t in taken for n in t.dtypes})
     facts["moments"] = _moments(taken)
+    facts["inputs"] = _one([sorted({dtype_name(t.dtype) for t in _inputs(s)}) for s in seen])
     facts["training_mode"] = _one([s.training for s in seen])
     facts |= _sums_of(seen, sums)
     facts["loss_in_16_bits"] = sorted({each for s in seen for each in _loss_in_16_bits(s)})
@@ -56,6 +58,8 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     }
     facts["optimizer"] = rules if len(look.attached.optimizers) > 1 else next(iter(rules.values()), None)
     facts["groups"] = _groups(taken)
+    if look.steps.scaler is None and (given_up := sum(s.given_up for s in seen)):
+        facts["backwards_left_out"] = given_up
     facts["updates_before"] = _updates_before(look.taken)
     facts["without_gradient"] = sorted({n for t in taken for n in t.before if n not in t.given})
     facts["cleared_gradients"] = sorted({n for t in taken for n in t.raw if n not in t.given})
@@ -73,6 +77,11 @@ def _sums(taken: Sequence[Taken]) -> list[Sum]:
     return list(found.values())
 
 
+def _inputs(seen: Sum) -> Iterator[Tensor]:
+    """Yields the tensors of real numbers that the network is given."""
+    yield from (v for call in seen.record.calls.get(OUTPUT, ()) for v in call.inputs if is_real(v))
+
+
 def _one(values: Sequence[Any]) -> Any:
     """Returns the one value of a list of equal ones, else the list; None of an empty one."""
     if not values:
@@ -88,6 +97,16 @@ def _by_value(values: Mapping[str, str]) -> Any:
     if len(kinds) <= 1:
         return next(iter(kinds), None)
     return {kind: names if len(names) <= MOST else len(names) for kind, names in kinds.items()}
+
+
+def _master(step: Taken, name: str) -> str:
+    """Returns the dtype of a weight: that of a weight of 16 bits is fp32 where the optimizer remembers it so."""
+    w = step.after.get(name)
+    for kept in step.state_after.get(name, {}).values():
+        wider = isinstance(kept, Tensor) and w is not None and kept.shape == w.shape and kept.itemsize > w.itemsize
+        if wider and w is not None and torch.equal(kept.to(w.dtype), w):
+            return dtype_name(kept.dtype)
+    return step.dtypes[name]
 
 
 def _moments(taken: Sequence[Taken]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mpcompare.tasks.any_optimizer import OwnReplay, fault_of
 from mpcompare.tasks.optimizers import Adam, AdamW, Coarse, Sgd, UpdateReplay
 from mpcompare.verdict.examine.errors import Remembered
+from mpcompare.verdict.examine.widened import Widened
 
 # Words in the names of optimizers that are no Adam and no SGD, such as NAdam, AdamP and SGDScheduleFree.
 OTHERS = {"N", "R", "Q", "P", "K", "Y", "Mini", "Bound", "Schedule", "Free", "Prodigy"}
@@ -73,7 +74,15 @@ def rules_of(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], stat
     of_class: Any = type(optimizer)
 
     def make(p: nn.Parameter) -> torch.optim.Optimizer:
-        return cast(torch.optim.Optimizer, of_class([p], lr=1e-3, **given))
+        made = cast(torch.optim.Optimizer, of_class([p], lr=1e-3, **given))
+        step = made.step
+
+        def widened() -> None:  # it may keep masters in fp32
+            with Widened(p.dtype):
+                step()
+
+        made.step = widened  # type: ignore[method-assign, assignment]
+        return made
 
     if not fault_of(make, 1e-3):
         kinds_of = {kind: v.dim() if isinstance(v, Tensor) else -1 for kind, v in state.items()}

@@ -37,6 +37,7 @@ class Sums:
         places: the parameters of gradients, by the place of their numbers in memory.
         clipped_early: the line that clips before backward has made any gradient; empty where none does.
         clipped_late: the line that clips after the step that used the gradients; empty where none does.
+        kept_bad: the line that clips gradients of inf or NaN, to which backward then adds more; empty where none does.
         backwards: how often backward was called; ``used``: the number of the last one that a step used.
     """
 
@@ -47,7 +48,7 @@ class Sums:
         self.asked: tuple[float, float] | None = None
         self.places: dict[int, str] = {}
         self.used = 0
-        self.clipped_early = self.clipped_late = ""
+        self.clipped_early = self.clipped_late = self.kept_bad = ""
         self._clipped = ""  # the norm and the line that clip between backward passes of this sum
         self._clips = False  # whether the gradients of the last step were clipped by torch's function
         self.backwards = self._dropped = self._given_up = 0
@@ -107,6 +108,8 @@ class Sums:
             self._fresh()
         elif any(n in self._left for n in empty):
             self.calls.hide("the gradients of some parameters were cleared, and others were not")
+        elif self.asked is not None and self.asked[0] < math.inf and not all_finite(self._left):
+            self.kept_bad = next(line for part, line in self.order if part == "norm")
         elif self.asked is not None and self._is_changed():
             self.calls.hide("the loop clips the gradients between its backward passes")
             lines = {each.line for each in self.calls.roots()}

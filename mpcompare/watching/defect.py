@@ -45,22 +45,10 @@ def as_examined(
     return Examined("the loop", precision, {}, findings, pd.DataFrame())
 
 
-def failed(checks: Iterator[Check], look: Look) -> Iterator[Defect]:
-    """Yields a defect for each check that failed, at the layer or tensor that the check names."""
-    names = _names_of(look)
+def failed(checks: Iterator[Check]) -> Iterator[Defect]:
+    """Yields a defect for each sentence on checks that failed, at the layer or the first tensor that it is about."""
+    said = set()
     for check in checks:
-        if not check.passed:
-            place = next((n for n in names if _says(check.because, n)), "")
-            place = place or check.tensor or next((n for n in names if _says(check.place, n)), "")
-            yield Defect(check.cause or "gradients", place, check.because)
-
-
-def _names_of(look: Look) -> list[str]:
-    """Returns the names of modules, parameters and buffers, the longest first."""
-    names = [n for n, _ in look.network.named_modules() if n] + list(look.params)
-    names += [n for n, _ in look.network.named_buffers()]
-    return sorted(set(names), key=len, reverse=True)
-
-
-def _says(text: str, name: str) -> bool:
-    return any(word.strip(",.:;()") == name for word in text.split())
+        if not check.passed and check.because not in said:
+            said.add(check.because)
+            yield Defect(check.cause or "gradients", check.layer or check.tensor, check.because)

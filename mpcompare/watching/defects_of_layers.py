@@ -52,7 +52,7 @@ def of_gradients(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
             where = f"in update {number}"
             case = as_case(look, taken.sum, replay)
             checks = of_layers.of_step(case, replay.layers, replay.reference, where, first_is_right=False)
-            found = list(failed(checks, look))
+            found = list(failed(checks))
             if (found or taken.sum.hooked) and PRECISIONS[replay.precision].is_16_bit:
                 yield from _summed(taken, torch_dtype(PRECISIONS[replay.precision].storage), number)
             yield from found

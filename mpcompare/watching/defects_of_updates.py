@@ -28,7 +28,7 @@ def of_updates(look: Look, updates: Mapping[str, Updates]) -> Iterator[Defect]:
         run = as_examined(look, "bf16" if short else "fp32", Recipe(1))
         kept = [{n: e for n, e in each.items() if look.params[n].dtype.itemsize > 2} for each in update.drive.updates]
         where = name if len(updates) > 1 else "the loop"
-        yield from failed(of_optimizer.of_passes(run, {where: replace(update.drive, updates=kept)}), look)
+        yield from failed(of_optimizer.of_passes(run, {where: replace(update.drive, updates=kept)}))
         yield from _moments(update)
         yield from _rule(look, name, update)
         yield from _lost(look, update)

@@ -184,7 +184,7 @@ def test_a_wrong_activation_of_a_norm_is_a_defect():
         return nn.Sequential(nn.Linear(4, WIDTH), images(NormAct(Rectified())), nn.Linear(WIDTH, 3))
 
     seen = replace(LOOP, make=make).run(mpcompare.watch)
-    assert "1.2.weight" in [each.place for each in seen.defects]
+    assert [each.place for each in seen.defects] == ["1.1", "1.2.weight"]
 
 
 def test_a_loss_that_is_written_into_in_16_bits():

@@ -25,6 +25,7 @@ class Check:
         because: the same in a sentence, with its numbers.
         kind: one of ``kinds.KINDS``.
         tensor: the one that was looked at; empty where it was no single one.
+        layer: the one at which it shows that the check fails; empty where it is no single one.
         detail: a few words that belong to the cause in a table; empty where the cause says it all.
         tight: whether the limit bounds the roundings of each element, so that the worst of many comes near to it in
             correct runs, too: nearness means nothing then.
@@ -37,6 +38,7 @@ class Check:
     because: str
     kind: str = ""
     tensor: str = ""
+    layer: str = ""
     detail: str = ""
     tight: bool = False
 

@@ -110,7 +110,8 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
     """
     if run.detached:
         because = f"no gradient passes back from the output of {run.detached[0]} {where}"
-        yield Check(f"gradients pass {where}", len(run.detached), 0, "gradient missing", because)
+        missing, layer = len(run.detached), run.detached[0]
+        yield Check(f"gradients pass {where}", missing, 0, "gradient missing", because, layer=layer)
     others = reference.places if reference else {}
     limits = {at: place_limit(case.run, place, others.get(at)) for at, place in run.places.items()}
     for buffer, place in run.places.items():
@@ -118,13 +119,14 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
             limits[buffer] += stored_coarsely(case.run) * place.norm
     failed = [at for at, place in run.places.items() if not place.error <= limits[at]]
     excess = {at: _excess(run.places[at], others.get(at)) for at in failed}
-    cause, because = _explained(case, run, excess, where)
+    cause, because, layer = _explained(case, run, excess, where)
     for kind in PLACES:
         share = {at: e.error / max(limits[at], 1e-300) for at, e in run.places.items() if at.startswith(f"{kind} ")}
         if share:
             worst = max(share, key=share.__getitem__)
             value, fails = run.places[worst].error, any(at in share for at in failed)
-            yield Check(_said(worst, where), value, limits[worst], cause if fails else "", because if fails else "")
+            told = (cause, because, layer) if fails else ("", "", "")
+            yield Check(_said(worst, where), value, limits[worst], *told[:2], layer=told[2])
     step, said = as_pass(case, run, reference), f"{where}, from the operands of its layer"
     if where == WHERE["first"]:
         step, said = _as_driven(case, step), where
@@ -179,8 +181,9 @@ def _excess(place: PlaceError, reference: PlaceError | None) -> float:
     return min(place.far, place.error / own) if own else place.far
 
 
-def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str) -> tuple[str, str]:
-    """Returns the cause and its sentence, from the first place that is wrong; both are empty where none is.
+def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str) -> tuple[str, str, str]:
+    """Returns the cause, its sentence, and the layer or buffer at which it shows, from the first place that is wrong;
+    all are empty where none is.
 
     A place of backward that is far more wrong than all of forward is named first: a forward that is written in more
     operations than the layer's own may round a little more.
@@ -190,7 +193,7 @@ def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str)
             the order of the step: forward, backward, and then buffers. Limits are wider where samples say less.
     """
     if not excess:
-        return "", ""
+        return "", "", ""
     failed = list(excess)
     forward = [at for at in failed if at.startswith(("input ", "output "))]
     backward = [at for at in failed if at.startswith("gradient ")]
@@ -204,20 +207,21 @@ def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str)
     above = _above(case, run, failed, layer) if kind == "gradient" and layer != OUTPUT else []
     if above:
         because += f": what {' or '.join(above)} passes down"
+    shows = "" if layer == OUTPUT else layer
     if kind == "gradient" and place.error == place.norm:  # of nothing at all
-        return "gradient missing", because
+        return "gradient missing", because, shows
     if kind == "gradient" and layer == OUTPUT:
         lost = _lost(case, run, place)
-        return ("underflow", f"{because}: {lost}") if lost else ("loss", because)
+        return ("underflow", f"{because}: {lost}", "") if lost else ("loss", because, "")
     if kind == "buffer":
-        return cause_of(case, layer), because
+        return cause_of(case, layer), because, shows
     if forward:
         found = _of_output(case, run, layer, place) if kind == "output" else ""
-        return found or "forward pass", because
+        return found or "forward pass", because, shows
     if any(_role(case, each) == "attention" and each.rpartition(".")[0] == layer.rpartition(".")[0] for each in above):
-        return "attention", because
+        return "attention", because, shows
     below = [each.layer for each in case.run.findings.layers.values() if each.after == layer]
-    return next(filter(None, (_role(case, each) for each in below)), "") or "input gradient", because
+    return next(filter(None, (_role(case, each) for each in below)), "") or "input gradient", because, shows
 
 
 def _of_output(case: Case, run: Layers, layer: str, place: PlaceError) -> str:

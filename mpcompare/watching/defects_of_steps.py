@@ -170,10 +170,11 @@ def _has_weights_added(taken: Taken, name: str) -> bool:
     parts = [part for part, _ in taken.order]
     if "unscale" not in parts or any("add" in part or "sub" in part for part in parts[parts.index("unscale") :]):
         return False
-    given = taken.given[name].double().flatten()
-    both = torch.stack([t[name].double().flatten() for t in (taken.raw, taken.before)], dim=1)
-    both /= both.norm(dim=0)
-    left = given[:, None] - both @ torch.linalg.lstsq(both, given[:, None]).solution
+    raw, w, given = (t[name].double().flatten() for t in (taken.raw, taken.before, taken.given))
+    w, left = (t - (t @ raw) / (raw @ raw) * raw for t in (w, given))  # what is across the raw gradient
+    if not bool(w.any()):
+        return False
+    left -= (left @ w) / (w @ w) * w
     return len(given) > 2 and bool(left.norm() <= 8 * UNIT_ROUNDOFF * given.norm())
 
 

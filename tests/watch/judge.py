@@ -40,18 +40,16 @@ from torch import Tensor
 from watch.bugs.controls import CONTROLS
 from watch.bugs.every import BUGS
 from watch.bugs.registry import Bug
+from watch.draws import DRAWS
 from watch.judging import SLACK, Judged, judged, one_line
 from watch.loops.base import Loop
 from watch.loops.every import LOOPS
 from watch.random_loops import RandomLoop
-from watch.second_draw.every import BUGS as SECOND
 from watch.second_draw.registry import Bug as TwinnedBug
-from watch.third_draw.every import BUGS as THIRD
 
 import mpcompare
 
 BITS_AFTER = 20  # updates
-DRAWS = {"second": SECOND, "third": THIRD}  # those whose bugs have right twins
 Row = dict[str, Any]
 
 

@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from watch.judge import DRAWS
+from watch.draws import DRAWS
 from watch.judging import SLACK, Judged, judged
 from watch.second_draw.registry import DEFECT, FACT, Bug, kept, table
 

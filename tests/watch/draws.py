@@ -1,0 +1,6 @@
+"""The draws whose bugs have right twins."""
+
+from watch.second_draw.every import BUGS as SECOND
+from watch.third_draw.every import BUGS as THIRD
+
+DRAWS = {"second": SECOND, "third": THIRD}

@@ -7,11 +7,17 @@ import torch
 from torch import Tensor
 
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
+from mpcompare.verdict.examine.forced.random_numbers import Fed
+from mpcompare.verdict.examine.forced.record import OUTPUT
+from mpcompare.verdict.examine.forced.replay import default_dtype
+from mpcompare.verdict.examine.forced.weights import Weights
 from mpcompare.verdict.examine.numerics import distance, finite_norm, same_bits
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching import watch
 from mpcompare.watching.expecting import said
-from mpcompare.watching.whole import exact_gradients
+from mpcompare.watching.looking import Look
+from mpcompare.watching.replaying import FromTheRoot, as_it_was, no_loss, without_autocast
+from mpcompare.watching.steps import Sum
 
 # Facts in which two loops that are the same agree.
 COMPARED = (
@@ -99,12 +105,35 @@ def _steps(ours: Any, reference: Any) -> list[str]:
     steps = zip(*([t for t in look.taken if not t.skipped] for look in looks), strict=False)
     for number, (a, b) in enumerate(steps, start=1):
         # Later weights differ by the roundings of each loop: both gradients are taken at those of the reference.
-        mine, theirs = (exact_gradients(look, step.sum, b.sum) for look, step in zip(looks, (a, b), strict=True))
+        mine, theirs = (_exact_gradients(look, step.sum, b.sum) for look, step in zip(looks, (a, b), strict=True))
         least = UNIT_ROUNDOFF * finite_norm(theirs)  # below that of one tensor there is float64's own rounding
         wrong = [n for n in theirs if not _close(mine.get(n), theirs[n], least)] + [n for n in mine if n not in theirs]
         if wrong:
             return [f"the gradients of {listed(wrong)} are others in update {number}"]
     return []
+
+
+def _exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
+    """Returns the gradients of a sum: the loop's own computation in float64, from the inputs of the network on. Nothing
+    else of its record is passed on but the random numbers that the network drew.
+
+    Args:
+        at: the sum with the weights and buffers at which they are taken.
+    """
+    if seen.first is None or at.first is None:
+        return {}
+    network = as_it_was(look.network, seen, at).double()
+    replay = FromTheRoot(network, torch.float64, seen.record, no_loss, [], 1.0, lambda *_: None)
+    replay.events, replay.weights = tuple(seen.tape), Weights(network, torch.float64)
+    kept = torch.random.fork_rng(devices=[]), torch.enable_grad(), without_autocast()
+    with kept[0], kept[1], kept[2], replay.weights, Fed(seen.record.drawn), default_dtype(torch.float64):
+        replay.take(seen.record.calls[OUTPUT])
+    found: dict[str, Tensor] = {}
+    for name, p in network.named_parameters():
+        parts = [t.grad for t in (p, replay.weights.between.get(name)) if t is not None and t.grad is not None]
+        if parts:
+            found[name] = sum(parts[1:], parts[0])
+    return found
 
 
 def _close(mine: Tensor | None, theirs: Tensor, least: float) -> bool:

@@ -37,10 +37,8 @@ def of_gradients(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
             because += "cleared them"
             yield Defect("accumulation", taken.sum.stale[0], because)
         if taken.sum.dropped and len(look.attached.optimizers) == 1 and not look.attached.others:
-            because = (
-                f"the gradients of {taken.sum.dropped} backward passes were cleared before update {number} used them"
-            )
-            yield Defect("accumulation", "", because)
+            because = f"the gradients of {taken.sum.dropped} backward passes were cleared before update {number} used "
+            yield Defect("accumulation", "", because + "them")
         if taken.sum.clipped:
             because = f"gradients are clipped {taken.sum.clipped} between the backward passes of update {number}: "
             because += "those of earlier micro-batches are clipped again, in sums with later ones"
@@ -63,10 +61,9 @@ def _summed(taken: Taken, dtype: torch.dtype, number: int) -> Iterator[Defect]:
     grads = {n: g[g != 0] for n, g in taken.raw.items() if taken.dtypes[n] == "fp32" and bool(g.any())}
     short = [n for n, g in grads.items() if float((g.to(dtype) == g).float().mean()) > SHORT]
     if taken.sum is not None and len(taken.sum.roots) > 1 and 2 * len(short) > len(grads):
-        because = (
-            f"the gradients of {len(taken.sum.roots)} micro-batches are summed in {dtype_name(dtype)} before update "
-        )
-        yield Defect("accumulation", short[0], because + f"{number}: the sums of {listed(short)} have no more digits")
+        because = f"the gradients of {len(taken.sum.roots)} micro-batches are summed in {dtype_name(dtype)} before "
+        because += f"update {number}: the sums of {listed(short)} have no more digits"
+        yield Defect("accumulation", short[0], because)
 
 
 def _without_gradient(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
@@ -132,22 +129,15 @@ def of_formats(look: Look) -> Iterator[Defect]:
         return
     for name, module in look.network.named_modules():
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        short = [
-            n
-            for n, t in own
-            if t.is_floating_point() and t.dtype.itemsize == 2 and (_is_trained(t) or n.startswith("running"))
-        ]
+        kept = [n for n, t in own if t.is_floating_point() and t.dtype.itemsize == 2]
+        short = [n for n in kept if _is_trained(dict(own)[n]) or n.startswith("running")]
         if not short:
             continue
         kind = type(module).__name__
         dtype = dtype_name(dict(own)[short[0]].dtype)
         because = f"{name or 'the network'} ({kind}) keeps {listed(short)} in {dtype}, where other weights are fp32"
-        cause = (
-            "normalization"
-            if isinstance(module, STAY_IN_FP32) and not isinstance(module, nn.Embedding)
-            else "no master weights"
-        )
-        yield Defect(cause, name, because)
+        is_norm = isinstance(module, STAY_IN_FP32) and not isinstance(module, nn.Embedding)
+        yield Defect("normalization" if is_norm else "no master weights", name, because)
 
 
 def _is_trained(tensor: Tensor) -> bool:

@@ -105,9 +105,8 @@ def _lost_squares(number: int, taken: Taken) -> Iterator[Defect]:
             shares[name] = float((squares[means != 0] == 0).float().mean())
     if lost := [name for name, share in shares.items() if share > LOST]:
         because = f"up to {max(shares.values()):.0%} of the squares of gradients that the optimizer keeps of "
-        yield Defect(
-            "moments", lost[0], because + f"{listed(lost)} are 0 after step {number}, and the gradients are not"
-        )
+        because += f"{listed(lost)} are 0 after step {number}, and the gradients are not"
+        yield Defect("moments", lost[0], because)
 
 
 def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
@@ -130,38 +129,28 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         return
     tail_known = not any(root.hidden for root in taken.sum.roots) if taken.sum else False
     if taken.scaled and taken.scale != 1 and found.one and math.isclose(found.factor, taken.scale, rel_tol=SAME):
-        because = (
-            f"the optimizer gets gradients times the loss scale {taken.scale:g} {where}: nobody divided them by it"
-        )
-        yield Defect("gradient scaled", "", because)
+        because = f"the optimizer gets gradients times the loss scale {taken.scale:g} {where}: nobody divided them "
+        yield Defect("gradient scaled", "", because + "by it")
     elif taken.scaled and taken.scale != 1 and not taken.unscaled and found.factor > 1 + SAME:
         because = f"the optimizer gets gradients times {found.factor:.4g} {where}: they are clipped, and still scaled"
         yield Defect("gradient scaled", "", because)
     elif taken.scaled and taken.scale != 1 and math.isclose(found.factor * taken.scale, 1, rel_tol=SAME):
-        yield Defect(
-            "gradient scaled", "", f"the gradients are divided by the loss scale {taken.scale:g} twice {where}"
-        )
-    if taken.unscaled and not taken.scaled and tail_known and taken.scale != 1:
-        because = (
-            f"the gradients are divided by the loss scale {taken.scale:g} {where}, and the loss was not multiplied "
-        )
-        because += "by it"
+        because = f"the gradients are divided by the loss scale {taken.scale:g} twice {where}"
         yield Defect("gradient scaled", "", because)
+    if taken.unscaled and not taken.scaled and tail_known and taken.scale != 1:
+        because = f"the gradients are divided by the loss scale {taken.scale:g} {where}, and the loss was not "
+        yield Defect("gradient scaled", "", because + "multiplied by it")
     if taken.scaled and taken.scale != 1 and (names := [n for n in found.rest if _has_weights_added(taken, n)]):
         because = f"the weights of {listed(names)}, times a decay, are added to their gradients {where} before these "
         because += f"are divided by the loss scale {taken.scale:g}: the decay is divided by it, too"
         yield Defect("weight decay", names[0], because)
     if taken.scaled and (names := found.still_scaled):
-        because = (
-            f"the gradients of {listed(names)} are still multiplied by the loss scale {taken.scale:g} {where}, and "
-        )
-        yield Defect("gradient scaled", names[0], because + "those of other parameters are not")
+        because = f"the gradients of {listed(names)} are still multiplied by the loss scale {taken.scale:g} {where}, "
+        yield Defect("gradient scaled", names[0], because + "and those of other parameters are not")
     if (usual := found.of_scaled or _clipped_scaled(taken, found)) is not None:
         because = f"the gradients are clipped to a norm of {usual:g} before they are divided by the loss scale "
-        because += (
-            f"{found.scale:g} {where} ({found.before_unscale[0]}): what is left has a norm of {usual / found.scale:.3g}"
-        )
-        yield Defect("clip", "", because)
+        because += f"{found.scale:g} {where} ({found.before_unscale[0]}): what is left has a norm of "
+        yield Defect("clip", "", because + f"{usual / found.scale:.3g}")
 
 
 def _has_weights_added(taken: Taken, name: str) -> bool:
@@ -219,10 +208,8 @@ def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:
         again = before is not None and not before.skipped and not step.skipped
         same = before is not None and not step.in_backward and (step.sum is None or step.sum is before.sum)
         if again and same and step.given and before is not None and _is_like(step, before):
-            because = (
-                f"step {number} updates with the gradients of step {number - 1} once more: no backward came between"
-            )
-            yield Defect("update again", "", because)
+            because = f"step {number} updates with the gradients of step {number - 1} once more: no backward came "
+            yield Defect("update again", "", because + "between")
         last[step.optimizer] = step
         if step.sum is not None:
             if trained and not step.sum.training:

@@ -49,10 +49,8 @@ def _rule(look: Look, name: str, update: Updates) -> Iterator[Defect]:
     """Yields a decay of an AdamW that is made as Adam's, within the gradient."""
     adam = [n for n, rule in update.rules.items() if rule == "Adam"]
     if adam and isinstance(look.attached.optimizers[name], torch.optim.AdamW):
-        because = (
-            f"{type(look.attached.optimizers[name]).__name__} is an AdamW, and adds the decay of {listed(adam)} to "
-        )
-        yield Defect("weight decay", adam[0], because + "the gradient, as Adam does: both moments take it up")
+        because = f"{type(look.attached.optimizers[name]).__name__} is an AdamW, and adds the decay of {listed(adam)} "
+        yield Defect("weight decay", adam[0], because + "to the gradient, as Adam does: both moments take it up")
 
 
 def _lost(look: Look, update: Updates) -> Iterator[Defect]:

@@ -157,7 +157,7 @@ class Updates:
     moments: list[Moments]
 
 
-def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scales: Sequence[float]) -> Updates:
+def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> Updates:
     """Returns all updates of an optimizer, compared with its rule."""
     optimizer, compute = look.attached.optimizers[name], torch_dtype(PRECISIONS[precision].storage)
     steps: list[Step] = []
@@ -172,7 +172,7 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
     for number, step in enumerate(taken):
         seen = Seen(0.0, 0.0, step.raw, step.given, step.before, step.after, step.scale, step.skipped)
         finite = step.finite if step.skipped else all(map(math.isfinite, step.norms.values()))
-        said = seen.step(finite, step.by_scaler, scales[number])
+        said = seen.step(finite, step.by_scaler, step.scale)
         if step.skipped or not step.finite or not step.given:
             if step.skipped or step.by_scaler:
                 steps.append(said)
@@ -266,7 +266,7 @@ def _errors(
     return found, moments
 
 
-def _mistakes(wrong: Sequence[tuple[Taken, int, Rule, list[str]]], compute: torch.dtype) -> dict[str, KnownMistake]:
+def _mistakes(wrong: Sequence[Wrong], compute: torch.dtype) -> dict[str, KnownMistake]:
     """Returns the known mistakes that make all updates that are wrong, and how far they are from each."""
     found: list[dict[str, KnownMistake]] = []
     for step, number, rule, names in wrong:

@@ -9,16 +9,10 @@ from typing import Any
 
 from mpcompare.errors import InputError, did_you_mean
 
-KEPT_APART = (
-    "updates",
-    "skipped",
-    "clipped_updates",
-    "scales",
-    "micro_batch_labels",
-    "order",
-    "gradient_norms",
+KEPT_APART = (  # of one look, and no property of the loop
+    "updates", "skipped", "clipped_updates", "scales", "micro_batch_labels", "order", "gradient_norms",
     "updates_before",
-)  # of one look, and no property of the loop
+)  # fmt: skip
 WORDS = {
     "precision": ("fp32", "bf16", "fp16"),
     "autocast": ("none", "bf16", "fp16"),
@@ -61,11 +55,8 @@ def read(file: str | Path) -> dict[str, Any]:
         document = json.loads(Path(file).read_text())
     except (OSError, ValueError) as error:
         raise InputError("watch: expect", str(file), f"cannot be read as a card ({error})") from None
-    if (
-        not isinstance(document, dict)
-        or document.get("mpcompare") != "watch"
-        or not isinstance(document.get("facts"), dict)
-    ):
+    is_card = isinstance(document, dict) and document.get("mpcompare") == "watch"
+    if not is_card or not isinstance(document.get("facts"), dict):
         raise InputError("watch: expect", str(file), "is no card that seen.save(file) wrote")
     return dict(document["facts"])
 
@@ -77,13 +68,10 @@ def differences(facts: Mapping[str, Any], expect: Mapping[str, Any] | str | Path
         InputError: a fact of that name is unknown, or cannot have that value, or the file is no card.
     """
     whole = isinstance(expect, (str, Path))
-    wanted = (
-        {k: v for k, v in read(expect).items() if k not in KEPT_APART}
-        if isinstance(expect, (str, Path))
-        else dict(expect)
-    )
+    if isinstance(expect, (str, Path)):
+        expect = {k: v for k, v in read(expect).items() if k not in KEPT_APART}
     lines = []
-    for name, value in wanted.items():
+    for name, value in expect.items():
         if name in OF_LOSSES and name not in facts:
             lines.append(f"{name} is not known: no loss was replayed, expected {said(value)}")
             continue

@@ -34,7 +34,7 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     facts: dict[str, Any] = {"updates": len(taken), "skipped": sum(t.skipped for t in look.taken)}
     if not look.taken:
         return facts
-    seen = _sums(look.taken)
+    seen = list({id(t.sum): t.sum for t in look.taken if t.sum is not None}.values())
     facts["precision"] = _one([r.precision for r in sums.values() if r.dtypes]) or NOT_SEEN
     facts["autocast"] = _one([s.autocast or "none" for s in seen])
     dtypes: dict[str, str] = {}
@@ -70,11 +70,6 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     facts["statistics_of_frozen"] = sorted({name for s in seen for name in _moving(look.network, s)})
     facts["tied"] = _tied(look.network)
     return facts
-
-
-def _sums(taken: Sequence[Taken]) -> list[Sum]:
-    found: dict[int, Sum] = {id(t.sum): t.sum for t in taken if t.sum is not None}
-    return list(found.values())
 
 
 def _inputs(seen: Sum) -> Iterator[Tensor]:

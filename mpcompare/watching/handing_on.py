@@ -27,7 +27,7 @@ class HandedOn:
         factors: by parameter its own factor, the loss scale included.
         short: the parameters whose gradients have 16-bit digits, and had more of them before.
         scale: the loss scale in the raw gradients.
-        times: the operators that multiplied gradients, with their lines, before and after they were unscaled.
+        before_unscale: the operators that multiplied gradients before they were unscaled, with their lines.
     """
 
     factor: float
@@ -38,7 +38,6 @@ class HandedOn:
     short: list[str]
     scale: float
     before_unscale: list[str]
-    after_unscale: list[str]
 
     @property
     def clip_norm(self) -> float | None:
@@ -89,13 +88,10 @@ def handed_on(step: Taken) -> HandedOn:
     one = all(math.isclose(f, factor, rel_tol=SAME) for f in factors.values())
     norm = math.hypot(*(step.norms[n] for n in step.given if n in step.norms)) / scale
     parts = [part for part, _ in step.order]
-    at = parts.index("unscale") if "unscale" in parts else None
-    products = [(i, f"{part} at {line}") for i, (part, line) in enumerate(step.order) if "mul" in part or "div" in part]
-    earlier = [said for i, said in products if at is not None and i < at]
-    later = [said for i, said in products if at is None or i > at]
-    if at is None and step.unscaled:  # a fused optimizer unscales in its step
-        earlier, later = later, []
-    return HandedOn(factor * scale, one, norm, rest, factors, short, scale, earlier, later)
+    # A fused optimizer unscales in its step, after all of these.
+    end = parts.index("unscale") if "unscale" in parts else len(parts) if step.unscaled else 0
+    earlier = [f"{part} at {line}" for part, line in step.order[:end] if "mul" in part or "div" in part]
+    return HandedOn(factor * scale, one, norm, rest, factors, short, scale, earlier)
 
 
 def _short(values: Tensor) -> float:

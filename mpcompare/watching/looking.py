@@ -66,7 +66,7 @@ class Look(TorchFunctionMode):
             own_functions.listen(self._own)
         self._handles.append(outer.register_forward_hook(after, with_kwargs=True, always_call=True))
         self._handles += FastPath(self._leave, self._enter).attach(self.network)
-        scalers.look(self.steps)
+        scalers.look(self.steps.of_scaler)
         self.on = self._entered = True
         self._enter()
 
@@ -78,7 +78,7 @@ class Look(TorchFunctionMode):
                 self._stance.__exit__(None, None, None)
             for handle in self._handles:
                 handle.remove()
-            scalers.look_away(self.steps)
+            scalers.look_away(self.steps.of_scaler)
             own_functions.leave(self._own)
             self.sums.forget()
         if self._entered and self._is_on_top():
@@ -150,7 +150,7 @@ class Look(TorchFunctionMode):
         if not self._is_of_loop() or not all(isinstance(each, PLAIN) for each in tree_leaves(args)):
             return None
         begun = self.guard(self.sums.calls.tape.begin, function, args, {}, self.steps.scaling)
-        return partial(self.guard, self.sums.calls.tape.end_own, begun) if begun is not None else None
+        return partial(self.guard, self.sums.calls.tape.end_own, begun[0]) if begun is not None else None
 
     def _begins(self, func: Any, args: Any, kwargs: Any) -> Callable[[Any], None] | None:
         """Is told of a function that is called next, and returns what is to be told of its result."""
@@ -168,7 +168,7 @@ class Look(TorchFunctionMode):
             self.sums.calls.hide("the loop asks for gradients by torch.autograd.grad")
             return None
         begun = self.sums.calls.tape.begin(func, args, kwargs, self.steps.scaling)
-        return partial(self.sums.calls.tape.end, begun) if begun is not None else None
+        return partial(self.sums.calls.tape.end, *begun) if begun is not None else None
 
 
 def _without_numbers(args: Any) -> bool:

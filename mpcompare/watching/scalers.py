@@ -6,7 +6,7 @@ With an optimizer that is not fused a skipped step calls no hook of it, so the s
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.amp import GradScaler
@@ -33,13 +33,8 @@ class ScaleChange:
     given: bool
 
 
-class Looker(Protocol):
-    """Somebody who is told of the calls of all scalers."""
-
-    def of_scaler(self, scaler: Any, method: str, call: Callable[[], Any], args: Any) -> Any:
-        """Is given a call that it makes, and returns what that returns."""
-
-
+# Is given a scaler, the name of a method, a call that it makes, and the arguments; returns what the call returns.
+Looker = Callable[[Any, str, Callable[[], Any], Any], Any]
 _lookers: list[Looker] = []
 _originals: dict[str, Any] = {}
 
@@ -66,7 +61,7 @@ def _told(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def method(scaler: Any, *args: Any, **kwargs: Any) -> Any:
         call: Callable[[], Any] = functools.partial(original, scaler, *args, **kwargs)
         for looker in _lookers if scaler.is_enabled() else ():
-            call = functools.partial(looker.of_scaler, scaler, name, call, args)
+            call = functools.partial(looker, scaler, name, call, args)
         return call()
 
     return method

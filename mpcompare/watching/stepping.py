@@ -134,7 +134,7 @@ class Steps:
     # The scaler
 
     def of_scaler(self, scaler: Any, method: str, call: Callable[[], Any], args: Any) -> Any:
-        """Is told of each call of a scaler: see :class:`mpcompare.watching.scalers.Looker`."""
+        """Is told of each call of a scaler: see ``Looker`` in scalers.py."""
         was = self.scaling, self._by_scaler
         end = self.guard(self._called, scaler, method, args)
         try:

@@ -90,36 +90,46 @@ class Called:
 
 @dataclass(eq=False)
 class Op:
-    """A function of torch that the loop called.
+    """A function of torch that the loop calls.
 
     Attributes:
         leaves, spec: its arguments; a slot, or a parameter, in the place of each tensor that depends on one.
-        results: the slots of its results.
-        dtypes: theirs.
-        writes: the slot that it writes into; None where it writes into nothing.
         hidden: where one of its arguments comes from that nobody saw; empty where all are known.
-        generator: the state of the generator where it drew random numbers.
+        generator: the state of the generator before it; None where it drew no random numbers.
         scaled: whether a ``GradScaler`` called it.
         line: of the user's code.
         labels: how many labels a loss counted.
+        mutates: whether it writes into its first argument.
+        results: the slots of its results; this and what follows is known when it has returned.
+        dtypes: theirs.
+        scalar: whether it returned one number.
+        writes: the slot that it wrote into; None where it wrote into nothing.
     """
 
     func: Callable[..., Any]
     leaves: list[Any]
     spec: TreeSpec
-    results: list[Slot | None]
-    dtypes: list[torch.dtype | None]
-    writes: Slot | None
     hidden: str
     generator: Tensor | None
     scaled: bool
     line: str
-    scalar: bool
-    labels: int | None = None
+    labels: int | None
+    mutates: bool
+    results: list[Slot | None] = field(default_factory=list)
+    dtypes: list[torch.dtype | None] = field(default_factory=list)
+    scalar: bool = False
+    writes: Slot | None = None
 
     @property
     def name(self) -> str:
         return str(getattr(self.func, "__name__", self.func))
+
+    def returned(self, results: Sequence[Any], slots: list[Slot | None]) -> None:
+        """Notes its results."""
+        self.results, self.dtypes = slots, [t.dtype if isinstance(t, Tensor) else None for t in results]
+        self.scalar = len(results) == 1 and isinstance(results[0], Tensor) and results[0].numel() == 1
+        if self.generator is not None and torch.equal(self.generator, torch.get_rng_state()):
+            self.generator = None
 
     def needs(self) -> Iterator[int]:
         """Yields the numbers of the slots that it is given."""
@@ -154,37 +164,6 @@ class Root:
 Event = Called | Op | Root
 
 
-@dataclass(eq=False)
-class Begun:
-    """A call of a function that has not returned; see :class:`Op`."""
-
-    func: Callable[..., Any]
-    leaves: list[Any]
-    spec: TreeSpec
-    tensors: list[Tensor]
-    mutates: bool
-    hidden: list[str]
-    generator: Tensor
-    scaled: bool
-    line: str
-    labels: int | None
-
-    @property
-    def why(self) -> str:
-        """Where one of its arguments comes from that nobody saw; empty where all are known."""
-        return self.hidden[0] if self.hidden else ""
-
-    def ended(self, results: Sequence[Any], slots: list[Slot | None], writes: Slot | None = None) -> Op:
-        """Returns the call, which has returned."""
-        dtypes = [t.dtype if isinstance(t, Tensor) else None for t in results]
-        drew = None if torch.equal(self.generator, torch.get_rng_state()) else self.generator
-        scalar = len(results) == 1 and isinstance(results[0], Tensor) and results[0].numel() == 1
-        return Op(
-            self.func, self.leaves, self.spec, slots, dtypes, writes, self.why, drew, self.scaled, self.line, scalar,
-            self.labels,
-        )  # fmt: skip
-
-
 class Tape:
     """The events of a loop since its gradients were last empty.
 
@@ -215,44 +194,47 @@ class Tape:
             self.hidden[self.count] = hidden
         return new
 
-    def begin(self, func: Callable[..., Any], args: Any, kwargs: Any, scaled: bool) -> "Begun | None":
-        """Returns the call of a function that comes next; None where nothing that it is given requires a gradient."""
+    def begin(self, func: Callable[..., Any], args: Any, kwargs: Any, scaled: bool) -> tuple[Op, Tensor] | None:
+        """Returns the call of a function that comes next, and the first tensor that it is given; None where nothing
+        that it is given requires a gradient."""
         leaves, spec = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if not any(t.requires_grad for t in tensors):
             return None
-        name = str(getattr(func, "__name__", ""))
+        name, first = str(getattr(func, "__name__", "")), tensors[0]
         mutates = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        mutates &= not (tensors[0].is_leaf and tensors[0].requires_grad)  # as in torch.nn.init and requires_grad_
-        if mutates and tensors[0] not in self.slots and id(tensors[0]) not in self.names:
-            self.slot(tensors[0], self.copy(tensors[0]))
+        mutates &= not (first.is_leaf and first.requires_grad)  # as in torch.nn.init and requires_grad_
+        if mutates and first not in self.slots and id(first) not in self.names:
+            self.slot(first, self.copy(first))
         hidden: list[str] = []
         kept = [self._ref(leaf, hidden) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        labels = _labels(name, args, kwargs)
-        return Begun(func, kept, spec, tensors, mutates, hidden, torch.get_rng_state(), scaled, line_of_user(), labels)
+        labels, generator = _labels(name, args, kwargs), torch.get_rng_state()
+        why = next(iter(hidden), "")
+        return Op(func, kept, spec, why, generator, scaled, line_of_user(), labels, mutates), first
 
-    def end(self, begun: "Begun", result: Any) -> None:
+    def end(self, op: Op, first: Tensor, result: Any) -> None:
         """Notes a call where its result requires a gradient."""
-        mutates, tensors, why = begun.mutates, begun.tensors, begun.why
         found = tree_flatten(result)[0]
-        if not mutates and not any(isinstance(t, Tensor) and t.requires_grad for t in found):
+        if not op.mutates and not any(isinstance(t, Tensor) and t.requires_grad for t in found):
             return
-        target = self.slots.get(tensors[0]) if mutates else None
+        op.writes = self.slots.get(first) if op.mutates else None
         slots: list[Slot | None] = []
         for t in found:
             tracked = isinstance(t, Tensor) and t.requires_grad
-            slots.append(self.slot(t, hidden=why) if tracked and t is not tensors[0] else target if tracked else None)
-        if mutates and why and target:
-            self.hidden[target.number] = why
-        if not mutates and slots and slots[0] is None and isinstance(found[0], Tensor) and found[0].requires_grad:
+            slots.append(None if not tracked else op.writes if t is first else self.slot(t, hidden=op.hidden))
+        if op.hidden and op.writes:
+            self.hidden[op.writes.number] = op.hidden
+        if not op.mutates and slots and slots[0] is None and isinstance(found[0], Tensor) and found[0].requires_grad:
             slots[0] = self.slots.get(found[0])  # a cast that changes nothing hands on what it was given
-        self.events.append(begun.ended(found, slots, target))
+        op.returned(found, slots)
+        self.events.append(op)
 
-    def end_own(self, begun: "Begun", node: Any, result: Any) -> None:
+    def end_own(self, op: Op, node: Any, result: Any) -> None:
         """Notes a call of a function of the user's own. Its results are no part of the graph yet, and get their slots
         when they are used."""
         results = result if isinstance(result, tuple) else (result,)
-        self.own[node] = begun.ended(results, [None] * len(results))
+        op.returned(results, [None] * len(results))
+        self.own[node] = op
 
     def _of_own(self, tensor: Tensor) -> Slot | None:
         """Returns the slot of a result of such a function; None of any other tensor."""

@@ -166,7 +166,7 @@ class Watch:
             taken = [t for t in look.taken if t.optimizer == name]
             if taken:
                 precision = next((r.precision for r in sums.values()), "fp32")
-                updates[name] = compared(look, name, taken, precision, [t.scale for t in taken])
+                updates[name] = compared(look, name, taken, precision)
         facts = facts_of(look, sums, updates)
         self.facts = facts if facts["updates"] or not self.facts else self.facts
         self.defects += [d for d in defects_of(look, sums, updates) if d not in self.defects]

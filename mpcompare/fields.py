@@ -41,24 +41,16 @@ class Config(ConfigAtLeast, total=False):
 
 @dataclass(frozen=True)
 class Timing:
-    """The end of timing.
+    """The end of timing."""
 
-    Attributes:
-        rounds: their number.
-        stopped: ``rel_ci`` (every interval is narrow enough) or ``budget`` (time ran out).
-        half_width: relative half width of the widest interval: of a ratio between two entrants; of the step time, if
-            there was one entrant.
-        seconds: duration of timing.
-        race: a name shared by those that took turns to the end; None for one alone.
-        compared: the round of the block that is compared with the examined backend's, drawn for each entrant.
-    """
-
-    rounds: int
-    stopped: str
+    rounds: int  # their number
+    stopped: str  # ``rel_ci`` (every interval is narrow enough) or ``budget`` (time ran out)
+    # relative half width of the widest interval: of a ratio between two entrants; of the step time, if there was one
+    # entrant
     half_width: float
-    seconds: float
-    race: str | None
-    compared: int
+    seconds: float  # duration of timing
+    race: str | None  # a name shared by those that took turns to the end; None for one alone
+    compared: int  # the round of the block that is compared with the examined backend's, drawn for each entrant
 
 
 class LayerFields(TypedDict):
@@ -243,31 +235,22 @@ class MemoryRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """``result.json``. A part is None of a run that has not come so far, or whose record does not hold all of it.
-
-    Attributes:
-        precision: the one asked for, until it is resolved.
-        batch_size, seed: as they were asked for, which may be the reason why the run failed.
-        config: the whole configuration; a finished run's is a :class:`Config`.
-        error: why the run did not finish; empty where nothing is known of that.
-        sweep: a hash of the folder of its sweep.
-        resumed_from: None where training began at its beginning.
-        went_on: None unless the run goes on with one of a sweep that was killed.
-    """
+    """``result.json``. A part is None of a run that has not come so far, or whose record does not hold all of it."""
 
     status: str
     backend: str
-    precision: str
+    precision: str  # the one asked for, until it is resolved
     task: str | None
+    # batch_size, seed: as they were asked for, which may be the reason why the run failed
     batch_size: Any
     seed: Any
-    config: dict[str, Any]
-    error: str = ""
-    sweep: str | None = None
+    config: dict[str, Any]  # the whole configuration; a finished run's is a :class:`Config`
+    error: str = ""  # why the run did not finish; empty where nothing is known of that
+    sweep: str | None = None  # a hash of the folder of its sweep
     set_up: SetUpRecord | None = None
     machine: ProvenanceRecord | None = None
-    resumed_from: ResumeFields | None = None
-    went_on: WentOn | None = None
+    resumed_from: ResumeFields | None = None  # None where training began at its beginning
+    went_on: WentOn | None = None  # None unless the run goes on with one of a sweep that was killed
     training: TrainingRecord | None = None
     observed: ObservedRecord | None = None
     examined: ExaminedRecord | None = None

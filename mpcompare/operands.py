@@ -10,17 +10,11 @@ from torch import Tensor
 
 
 class Operands(NamedTuple):
-    """One call of a linear layer, ``output = input W + b``, for one micro-batch of n rows.
+    """One call of a linear layer, ``output = input W + b``, for one micro-batch of n rows."""
 
-    Attributes:
-        input: ``[n, in]``.
-        output: ``[n, out]``; with ``rectified`` what relu makes of it, 0 where the product was 0 or less.
-        gradient: of the scaled loss with respect to the product, ``[n, out]``.
-    """
-
-    input: Tensor
-    output: Tensor
-    gradient: Tensor
+    input: Tensor  # ``[n, in]``
+    output: Tensor  # ``[n, out]``; with ``rectified`` what relu makes of it, 0 where the product was 0 or less
+    gradient: Tensor  # of the scaled loss with respect to the product, ``[n, out]``
     rectified: bool = False
 
 

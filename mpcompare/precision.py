@@ -19,17 +19,12 @@ from mpcompare.errors import InputError, check_choice
 @dataclass(frozen=True)
 class Format:
     """A binary floating point format as IEEE 754 lays them out: subnormal numbers below the smallest exponent, inf and
-    NaN in place of the largest.
-
-    Attributes:
-        mantissa_bits: the stored ones, without the leading 1.
-        bytes: the size of a number in memory. A TF32 number is an fp32 one whose last 13 bits a product ignores.
-    """
+    NaN in place of the largest."""
 
     name: str
     exponent_bits: int
-    mantissa_bits: int
-    bytes: int
+    mantissa_bits: int  # the stored ones, without the leading 1
+    bytes: int  # the size of a number in memory. A TF32 number is an fp32 one whose last 13 bits a product ignores
 
     @property
     def unit_roundoff(self) -> float:
@@ -61,21 +56,16 @@ FORMATS = {each.name: each for each in (FP32, TF32, FP16, BF16)}
 
 @dataclass(frozen=True)
 class Precision:
-    """The formats in which a training step stores and multiplies its numbers.
-
-    Attributes:
-        storage: the format of activations, and of gradients by them, between operators.
-        weight, activation, gradient: the formats of the operands of products: of activation and weight in forward, of
-            gradient and weight and of activation and gradient in backward.
-        loss_scale: the name of the policy that ``loss_scale=auto`` stands for.
-    """
+    """The formats in which a training step stores and multiplies its numbers."""
 
     name: str
-    storage: Format
+    storage: Format  # the format of activations, and of gradients by them, between operators
+    # weight, activation, gradient: the formats of the operands of products: of activation and weight in forward, of
+    # gradient and weight and of activation and gradient in backward
     weight: Format
     activation: Format
     gradient: Format
-    loss_scale: str = "none"
+    loss_scale: str = "none"  # the name of the policy that ``loss_scale=auto`` stands for
 
     @property
     def unit_roundoff(self) -> float:

@@ -18,25 +18,17 @@ from mpcompare.tasks.task import Params, Task, buffers_of, params_of
 
 
 class TorchModel:
-    """The answers of a backend that holds its fp32 parameters in ``model``.
-
-    Attributes:
-        task: loss, optimizer, batch size, accumulation, clipping.
-        model: the network, a copy that belongs to the backend.
-        optimizer: updates the parameters of ``model``.
-        observed: dtypes of the last step, of ``activations`` (the output), ``loss`` and ``gradients``.
-        peak_of: the memory model of its step on an MLP; None: it has none.
-        precision: of an MLP's memory model.
-        scaler, device_type: of a backend whose ``GradScaler`` scales the loss.
-    """
+    """The answers of a backend that holds its fp32 parameters in ``model``."""
 
     engine = "torch"
-    peak_of: ClassVar[PeakOf | None] = None
-    task: Task
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
+    peak_of: ClassVar[PeakOf | None] = None  # the memory model of its step on an MLP; None: it has none
+    task: Task  # loss, optimizer, batch size, accumulation, clipping
+    model: nn.Module  # the network, a copy that belongs to the backend
+    optimizer: torch.optim.Optimizer  # updates the parameters of ``model``
+    # dtypes of the last step, of ``activations`` (the output), ``loss`` and ``gradients``
     observed: dict[str, torch.dtype]
-    precision: str
+    precision: str  # of an MLP's memory model
+    # scaler, device_type: of a backend whose ``GradScaler`` scales the loss
     scaler: torch.amp.GradScaler
     device_type: str
     grad_norm: Tensor | None = None

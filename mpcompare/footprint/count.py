@@ -36,15 +36,10 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Batch:
-    """The shape of a batch's inputs.
+    """The shape of a batch's inputs."""
 
-    Attributes:
-        shape: of one sample.
-        dtype: fp32, or int64 for ids.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    shape: tuple[int, ...]  # of one sample
+    dtype: torch.dtype  # fp32, or int64 for ids
 
     def tensors(self, model: nn.Module, task: Task) -> tuple[Tensor, Tensor]:
         """Returns the inputs of a batch, and targets that fit the network's output."""
@@ -58,33 +53,21 @@ class Batch:
 
 @dataclass(frozen=True)
 class FootprintSubject:
-    """A network with its training.
+    """A network with its training."""
 
-    Attributes:
-        title: one line about it.
-        model: the module, on the meta device where it can be made there.
-        batch: the shape of its inputs.
-        is_task: whether it is a task of conf/task, which is small enough to be computed.
-    """
-
-    title: str
+    title: str  # one line about it
     task: Task
-    model: nn.Module
-    batch: Batch
-    is_task: bool
+    model: nn.Module  # the module, on the meta device where it can be made there
+    batch: Batch  # the shape of its inputs
+    is_task: bool  # whether it is a task of conf/task, which is small enough to be computed
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """The fullest moment of the steps.
+    """The fullest moment of the steps."""
 
-    Attributes:
-        by_kind: bytes of each of ``KINDS``, without zeros.
-        phase: the phase in which it is.
-    """
-
-    by_kind: dict[str, int]
-    phase: str
+    by_kind: dict[str, int]  # bytes of each of ``KINDS``, without zeros
+    phase: str  # the phase in which it is
 
     @property
     def bytes(self) -> int:

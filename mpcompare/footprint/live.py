@@ -16,21 +16,13 @@ from mpcompare.footprint.kernels import MeasuredKernels
 
 @dataclass(eq=False)
 class Allocation:
-    """A storage, or the memory that a kernel holds while it runs.
+    """A storage, or the memory that a kernel holds while it runs."""
 
-    Attributes:
-        bytes: its size.
-        op: the operator that made it.
-        cast_of_param: whether it is a parameter, cast to another dtype.
-        inside: whether it is memory inside a kernel, and no tensor.
-        phase: the phase of the step in which it was made; empty before :meth:`Live.end_phase`.
-    """
-
-    bytes: int
-    op: str
-    cast_of_param: bool = False
-    inside: bool = False
-    phase: str = ""
+    bytes: int  # its size
+    op: str  # the operator that made it
+    cast_of_param: bool = False  # whether it is a parameter, cast to another dtype
+    inside: bool = False  # whether it is memory inside a kernel, and no tensor
+    phase: str = ""  # the phase of the step in which it was made; empty before :meth:`Live.end_phase`
 
 
 @dataclass(eq=False)

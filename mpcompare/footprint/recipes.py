@@ -19,16 +19,11 @@ from mpcompare.tasks.task import Task
 
 @dataclass(frozen=True)
 class FootprintRecipe:
-    """A way to hold and to train a network.
+    """A way to hold and to train a network."""
 
-    Attributes:
-        name: its name in the table.
-        meaning: the dtypes that it keeps, in a few words.
-        make: returns a backend, a copy of the module in it: with the phases of a step, or with the step in one piece.
-    """
-
-    name: str
-    meaning: str
+    name: str  # its name in the table
+    meaning: str  # the dtypes that it keeps, in a few words
+    # returns a backend, a copy of the module in it: with the phases of a step, or with the step in one piece
     make: Callable[[nn.Module, Task], Any]
 
 

@@ -44,23 +44,14 @@ class Gpt2(CharGpt):
 
 @dataclass(frozen=True)
 class Wish:
-    """The subject as it was asked for; None: by default.
+    """The subject as it was asked for; None: by default."""
 
-    Attributes:
-        name: ``gpt2`` and its larger sizes, a task, or the path of a module's class or function.
-        arguments: ``KEY=VALUE`` of that module, or of the task's model.
-        batch: samples of a batch.
-        length: ids of a sample.
-        shape: of a sample of real numbers.
-        optimizer: a name in ``OPTIMIZERS``.
-    """
-
-    name: str
-    arguments: Sequence[str] = ()
-    batch: int | None = None
-    length: int | None = None
-    shape: tuple[int, ...] | None = None
-    optimizer: str | None = None
+    name: str  # ``gpt2`` and its larger sizes, a task, or the path of a module's class or function
+    arguments: Sequence[str] = ()  # ``KEY=VALUE`` of that module, or of the task's model
+    batch: int | None = None  # samples of a batch
+    length: int | None = None  # ids of a sample
+    shape: tuple[int, ...] | None = None  # of a sample of real numbers
+    optimizer: str | None = None  # a name in ``OPTIMIZERS``
 
 
 def subject_of(wish: Wish) -> FootprintSubject:

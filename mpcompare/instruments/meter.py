@@ -33,22 +33,15 @@ KINETO_DEVICE = {"cpu": 0, "cuda": 1}  # c10::DeviceType, as the profiler writes
 
 @dataclass(frozen=True)
 class Peak:
-    """The fullest moment of a run, in bytes.
+    """The fullest moment of a run, in bytes."""
 
-    Attributes:
-        bytes: the most that torch's allocator had handed out at a time, above the level at the start.
-        by_op: the memory that the run had allocated and not freed at that moment, by the innermost operator that asked
-            for it, the largest first.
-        reserved_bytes: the most that torch's CUDA allocator held, handed out or not; None on a CPU.
-        graph_pool_bytes: the part of it in private pools, those of CUDA graphs; None on a CPU.
-        workspace_bytes: the part of ``bytes`` that cuBLAS holds for its products in the end, from first use on; None on
-            a CPU.
-    """
-
-    bytes: int
+    bytes: int  # the most that torch's allocator had handed out at a time, above the level at the start
+    # the memory that the run had allocated and not freed at that moment, by the innermost operator that asked for it,
+    # the largest first
     by_op: dict[str, int]
-    reserved_bytes: int | None = None
-    graph_pool_bytes: int | None = None
+    reserved_bytes: int | None = None  # the most that torch's CUDA allocator held, handed out or not; None on a CPU
+    graph_pool_bytes: int | None = None  # the part of it in private pools, those of CUDA graphs; None on a CPU
+    # the part of ``bytes`` that cuBLAS holds for its products in the end, from first use on; None on a CPU
     workspace_bytes: int | None = None
 
 

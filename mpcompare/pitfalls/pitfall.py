@@ -14,35 +14,22 @@ COMPARED = (FP16, BF16, FP32)
 
 @dataclass(frozen=True)
 class Line:
-    """One computation and its results.
+    """One computation and its results."""
 
-    Attributes:
-        asked: the computation, in a few words.
-        results: its result by the name of the format: fp16, bf16, fp32.
-        why: one sentence about the results, with the numbers that were computed.
-    """
-
-    asked: str
-    results: Mapping[str, float]
-    why: str
+    asked: str  # the computation, in a few words
+    results: Mapping[str, float]  # its result by the name of the format: fp16, bf16, fp32
+    why: str  # one sentence about the results, with the numbers that were computed
 
 
 @dataclass(frozen=True)
 class Pitfall:
-    """A question about 16 bits.
+    """A question about 16 bits."""
 
-    Attributes:
-        name: the word by which it is chosen on the command line.
-        lines: computes the lines, each time that it is called.
-        instead: what to do about it.
-        source: a paper or documentation.
-    """
-
-    name: str
+    name: str  # the word by which it is chosen on the command line
     question: str
-    lines: Callable[[], list[Line]]
-    instead: str
-    source: str
+    lines: Callable[[], list[Line]]  # computes the lines, each time that it is called
+    instead: str  # what to do about it
+    source: str  # a paper or documentation
 
 
 def pitfall(question: str, instead: str, source: str) -> Callable[[Callable[[], list[Line]]], Pitfall]:

@@ -14,17 +14,11 @@ SHOWN = 40  # characters of a pattern
 
 @dataclass(frozen=True)
 class OverflowStep:
-    """The knowledge of a step: the loss scales at which its gradients overflow.
+    """The knowledge of a step: the loss scales at which its gradients overflow."""
 
-    Attributes:
-        finite_up_to: the largest loss scale at which they are known to be finite.
-        overflows_from: the smallest one at which they are known to overflow.
-        unknown: whether a scale between the two is taken to overflow.
-    """
-
-    finite_up_to: float
-    overflows_from: float
-    unknown: bool = False
+    finite_up_to: float  # the largest loss scale at which they are known to be finite
+    overflows_from: float  # the smallest one at which they are known to overflow
+    unknown: bool = False  # whether a scale between the two is taken to overflow
 
     def overflows(self, scale: float) -> bool:
         return self.unknown if self.is_unknown(scale) else scale > self.finite_up_to

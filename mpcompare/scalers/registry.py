@@ -23,32 +23,20 @@ INSTALL = "pip install 'mpcompare[scalers]'"  # brings all of them
 
 @dataclass(frozen=True)
 class Code:
-    """The origin of the code that computes a scale.
+    """The origin of the code that computes a scale."""
 
-    Attributes:
-        own: whether it is the library's own; if not, it is its policy in policies.py.
-        said: the library, and its version or why its own code is not used.
-    """
-
-    own: bool
-    said: str
+    own: bool  # whether it is the library's own; if not, it is its policy in policies.py
+    said: str  # the library, and its version or why its own code is not used
 
 
 @dataclass(frozen=True)
 class Library:
-    """A library with a dynamic loss scale.
+    """A library with a dynamic loss scale."""
 
-    Attributes:
-        name: the word by which it is chosen on the command line.
-        package: its name for pip.
-        policy: what its code does, as a function, and its defaults.
-        own: makes its own scaler, which imports the library.
-    """
-
-    name: str
-    package: str
-    policy: ScalerPolicy
-    own: Callable[[ScalerPolicy], Scaler]
+    name: str  # the word by which it is chosen on the command line
+    package: str  # its name for pip
+    policy: ScalerPolicy  # what its code does, as a function, and its defaults
+    own: Callable[[ScalerPolicy], Scaler]  # makes its own scaler, which imports the library
 
     @property
     def installed(self) -> str | None:

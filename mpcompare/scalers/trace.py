@@ -12,18 +12,13 @@ from mpcompare.scalers.registry import Code, Library
 
 @dataclass(frozen=True)
 class TakenStep:
-    """A step as a scaler took it.
-
-    Attributes:
-        unknown: whether the record does not tell if gradients overflow at this scale.
-        stopped: whether the library ended training here.
-    """
+    """A step as a scaler took it."""
 
     before: float
     after: float
     skipped: bool
-    unknown: bool = False
-    stopped: bool = False
+    unknown: bool = False  # whether the record does not tell if gradients overflow at this scale
+    stopped: bool = False  # whether the library ended training here
 
 
 @dataclass(frozen=True)

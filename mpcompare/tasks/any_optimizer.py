@@ -35,23 +35,15 @@ State = dict[str, Any]  # what an optimizer remembers of one parameter, by its o
 class AnyOptimizer:
     """An optimizer by the name of its class. Raises InputError where there is no such class, it does not take these
     arguments, or an update of an element depends on others (Adafactor, Muon, LBFGS), on random numbers, or on more than
-    a gradient.
-
-    Attributes:
-        name: dotted, such as ``torch.optim.RAdam``.
-        lr: above 0, finite.
-        weight_decay: None: the default of the class.
-        settings: names and values of its other arguments.
-        groups: parameters with values of their own (:mod:`mpcompare.tasks.groups`).
-    """
+    a gradient."""
 
     linear: ClassVar[bool] = False  # nobody knows
     bounded: ClassVar[bool] = True
-    name: str
-    lr: float = 1e-3
-    weight_decay: float | None = None
-    settings: tuple[tuple[str, Any], ...] = ()
-    groups: tuple[Group, ...] = ()
+    name: str  # dotted, such as ``torch.optim.RAdam``
+    lr: float = 1e-3  # above 0, finite
+    weight_decay: float | None = None  # None: the default of the class
+    settings: tuple[tuple[str, Any], ...] = ()  # names and values of its other arguments
+    groups: tuple[Group, ...] = ()  # parameters with values of their own (:mod:`mpcompare.tasks.groups`)
 
     def __post_init__(self) -> None:
         check_number("task.optimizer.lr", self.lr, above=0)

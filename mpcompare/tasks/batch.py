@@ -24,12 +24,9 @@ class Tree:
     """A nest of tensors, whose rows are those of every tensor.
 
     Only numbers with a point are cast. What is in a nest and is no tensor stays as it is.
-
-    Attributes:
-        value: the nest, as the network takes or returns it.
     """
 
-    value: Any
+    value: Any  # the nest, as the network takes or returns it
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Tree":
         """Returns the nest with each tensor changed."""

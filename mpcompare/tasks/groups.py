@@ -23,20 +23,14 @@ Parameters = Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]
 
 @dataclass(frozen=True)
 class Group:
-    """The parameters that all of the first two take, and their values.
+    """The parameters that all of the first two take, and their values."""
 
-    Attributes:
-        match: patterns of names, as shells have them; one of them is enough.
-        kind: ``vectors``, which have at most one dimension: biases, and the weights of norms; ``biases``, whose last
-            name says so; None: every kind.
-        lr_factor: the group's learning rate over the optimizer's, above 0.
-        weight_decay: at least 0; None: the optimizer's.
-    """
-
-    match: tuple[str, ...] = ("*",)
+    match: tuple[str, ...] = ("*",)  # patterns of names, as shells have them; one of them is enough
+    # ``vectors``, which have at most one dimension: biases, and the weights of norms; ``biases``, whose last name says
+    # so; None: every kind
     kind: str | None = None
-    lr_factor: float = 1.0
-    weight_decay: float | None = None
+    lr_factor: float = 1.0  # the group's learning rate over the optimizer's, above 0
+    weight_decay: float | None = None  # at least 0; None: the optimizer's
 
     def takes(self, name: str, dims: int) -> bool:
         """Returns whether a parameter of so many dimensions belongs to the group, unless to one before it."""

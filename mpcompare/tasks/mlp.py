@@ -53,20 +53,13 @@ class Mlp(nn.Sequential):
 
 @dataclass(frozen=True)
 class PlainMlp:
-    """A task that can be computed by hand: an MLP, cross-entropy or MSE, SGD, Adam or AdamW.
+    """A task that can be computed by hand: an MLP, cross-entropy or MSE, SGD, Adam or AdamW."""
 
-    Attributes:
-        layers: names of the linear layers in the module, first to last.
-        sizes: widths of all layers, input and output included.
-        loss: ``cross_entropy`` (targets are int64 classes ``[n]``) or ``mse`` (fp32 ``[n, out]``).
-        rows: the samples of a micro-batch, which forward and backward see at once.
-        accumulate, optimizer: as in the task.
-    """
-
-    layers: tuple[str, ...]
-    sizes: tuple[int, ...]
-    loss: str
-    rows: int
+    layers: tuple[str, ...]  # names of the linear layers in the module, first to last
+    sizes: tuple[int, ...]  # widths of all layers, input and output included
+    loss: str  # ``cross_entropy`` (targets are int64 classes ``[n]``) or ``mse`` (fp32 ``[n, out]``)
+    rows: int  # the samples of a micro-batch, which forward and backward see at once
+    # accumulate, optimizer: as in the task
     accumulate: int
     optimizer: Sgd | Adam | AdamW
 

@@ -106,24 +106,16 @@ class Optimizer(Protocol):
 @dataclass(frozen=True)
 class Sgd:
     """``g = g + weight_decay w; v = momentum v + g; w = w - lr v``, as ``torch.optim.SGD`` has it. Raises InputError
-    where an attribute has another value, or ``nesterov`` is without ``momentum``.
-
-    Attributes:
-        lr: above 0, finite.
-        momentum: in [0, 1), 0 for none.
-        nesterov: ``w = w - lr (g + momentum v)`` instead (Sutskever et al., ICML 2013).
-        weight_decay: finite, 0 for none.
-        groups: parameters with values of their own (:mod:`mpcompare.tasks.groups`).
-    """
+    where an attribute has another value, or ``nesterov`` is without ``momentum``."""
 
     of_torch: ClassVar[type[torch.optim.Optimizer]] = torch.optim.SGD
     linear: ClassVar[bool] = True
     bounded: ClassVar[bool] = True
-    lr: float = 1e-3
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    groups: tuple[Group, ...] = ()
+    lr: float = 1e-3  # above 0, finite
+    momentum: float = 0.0  # in [0, 1), 0 for none
+    nesterov: bool = False  # ``w = w - lr (g + momentum v)`` instead (Sutskever et al., ICML 2013)
+    weight_decay: float = 0.0  # finite, 0 for none
+    groups: tuple[Group, ...] = ()  # parameters with values of their own (:mod:`mpcompare.tasks.groups`)
 
     def __post_init__(self) -> None:
         _check_common(self)

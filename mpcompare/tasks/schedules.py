@@ -42,13 +42,9 @@ class Constant(Schedule):
 @dataclass(frozen=True)
 class Warmup(Schedule):
     """Linear from ``1 / steps`` at the first update to 1 at the update number ``steps``, then constant (Goyal et al.,
-    arXiv 1706.02677). Raises InputError where an attribute has another value.
+    arXiv 1706.02677). Raises InputError where an attribute has another value."""
 
-    Attributes:
-        steps: at least 1.
-    """
-
-    steps: int
+    steps: int  # at least 1
 
     def __post_init__(self) -> None:
         check_whole("task.schedule.steps", self.steps, at_least=1)
@@ -65,17 +61,12 @@ class Warmup(Schedule):
 class Cosine(Schedule):
     """:class:`Warmup` over ``warmup_steps``, then half a cosine from 1 to ``min_factor``; from ``steps`` on it stays
     there (Loshchilov and Hutter, arXiv 1608.03983, without restarts). Raises InputError where an attribute has another
-    value.
+    value."""
 
-    Attributes:
-        steps: updates from the first to the end of the cosine, warm-up included; None: all steps of the run.
-        warmup_steps: fewer than ``steps``, 0 for none.
-        min_factor: in [0, 1).
-    """
-
+    # updates from the first to the end of the cosine, warm-up included; None: all steps of the run
     steps: int | None = None
-    warmup_steps: int = 0
-    min_factor: float = 0.0
+    warmup_steps: int = 0  # fewer than ``steps``, 0 for none
+    min_factor: float = 0.0  # in [0, 1)
 
     def __post_init__(self) -> None:
         check_whole("task.schedule.warmup_steps", self.warmup_steps, at_least=0)

@@ -17,22 +17,14 @@ Optimizers = dict[str, torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Attached:
-    """A network and its optimizers.
+    """A network and its optimizers."""
 
-    Attributes:
-        outer: the module that the loop calls, as far as it was given.
-        network: the one within, whose parameters have names.
-        optimizers: torch's own, by the names that the user gave them.
-        compiled: whether a compiler has the network, so that its layers call no hooks.
-        eager: whether the loop runs without the compiler while it is looked at, so that the layers call their hooks.
-        others: the number of parameters of the optimizers that the network does not have.
-    """
-
-    outer: nn.Module
-    network: nn.Module
-    optimizers: Optimizers
-    compiled: bool
-    others: int
+    outer: nn.Module  # the module that the loop calls, as far as it was given
+    network: nn.Module  # the one within, whose parameters have names
+    optimizers: Optimizers  # torch's own, by the names that the user gave them
+    compiled: bool  # whether a compiler has the network, so that its layers call no hooks
+    others: int  # the number of parameters of the optimizers that the network does not have
+    # whether the loop runs without the compiler while it is looked at, so that the layers call their hooks
     eager: bool = False
 
     @property

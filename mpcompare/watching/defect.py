@@ -15,17 +15,11 @@ from mpcompare.watching.looking import Look
 
 @dataclass(frozen=True)
 class Defect:
-    """Something that no intention makes right.
+    """Something that no intention makes right."""
 
-    Attributes:
-        cause: a word or two, as those of docs/verdict.md.
-        place: the layer, parameter or part of the loop; may be empty.
-        sentence: the defect with its numbers.
-    """
-
-    cause: str
-    place: str
-    sentence: str
+    cause: str  # a word or two, as those of docs/verdict.md
+    place: str  # the layer, parameter or part of the loop; may be empty
+    sentence: str  # the defect with its numbers
 
     def __str__(self) -> str:
         return f"{self.cause}: {self.sentence}"

@@ -140,21 +140,13 @@ Wrong = tuple[Taken, int, Rule, list[str]]  # a step, its number, the rule, and 
 
 @dataclass
 class Updates:
-    """The updates of one optimizer, compared with its rule.
+    """The updates of one optimizer, compared with its rule."""
 
-    Attributes:
-        drive: its steps, as the examination of a backend has them.
-        rules: by parameter the name of the rule that makes its updates; empty where none does.
-        unknown: why a parameter's updates are not compared, by the reason.
-        numbers: of the steps, those that are updates.
-        moments: by update, kind and parameter the largest error over its bound of what a known rule keeps.
-    """
-
-    drive: Drive
-    rules: dict[str, str]
-    unknown: dict[str, str]
-    numbers: list[int]
-    moments: list[Moments]
+    drive: Drive  # its steps, as the examination of a backend has them
+    rules: dict[str, str]  # by parameter the name of the rule that makes its updates; empty where none does
+    unknown: dict[str, str]  # why a parameter's updates are not compared, by the reason
+    numbers: list[int]  # of the steps, those that are updates
+    moments: list[Moments]  # by update, kind and parameter the largest error over its bound of what a known rule keeps
 
 
 def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> Updates:

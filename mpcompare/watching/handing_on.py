@@ -17,27 +17,17 @@ SAME = 64 * UNIT_ROUNDOFF  # of factors that are one: a norm, its quotient and a
 
 @dataclass(frozen=True)
 class HandedOn:
-    """The changes of gradients between backward and step.
+    """The changes of gradients between backward and step."""
 
-    Attributes:
-        factor: by which all of them were multiplied, the loss scale put aside; NaN where there is none.
-        one: whether that is one factor for all.
-        norm: of the raw gradients without the loss scale, 2-norm of all of them.
-        rest: by parameter the norm of what no factor explains, relative; only where that is beyond roundings.
-        factors: by parameter its own factor, the loss scale included.
-        short: the parameters whose gradients have 16-bit digits, and had more of them before.
-        scale: the loss scale in the raw gradients.
-        before_unscale: the operators that multiplied gradients before they were unscaled, with their lines.
-    """
-
-    factor: float
-    one: bool
-    norm: float
+    factor: float  # by which all of them were multiplied, the loss scale put aside; NaN where there is none
+    one: bool  # whether that is one factor for all
+    norm: float  # of the raw gradients without the loss scale, 2-norm of all of them
+    # by parameter the norm of what no factor explains, relative; only where that is beyond roundings
     rest: Mapping[str, float]
-    factors: Mapping[str, float]
-    short: list[str]
-    scale: float
-    before_unscale: list[str]
+    factors: Mapping[str, float]  # by parameter its own factor, the loss scale included
+    short: list[str]  # the parameters whose gradients have 16-bit digits, and had more of them before
+    scale: float  # the loss scale in the raw gradients
+    before_unscale: list[str]  # the operators that multiplied gradients before they were unscaled, with their lines
 
     @property
     def clip_norm(self) -> float | None:

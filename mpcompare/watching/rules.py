@@ -21,19 +21,13 @@ COARSE = {"bf16": 2.0**16, "fp16": 2.0**13}  # unit roundoffs over fp32's
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of one group of parameters.
+    """A rule of one group of parameters."""
 
-    Attributes:
-        name: of the optimizer.
-        known: the optimizer in our own terms, whose known mistakes have names; None of any other.
-        make: makes the optimizer of one parameter, where ``known`` is None.
-        kinds: the dimensions of what it remembers.
-    """
-
-    name: str
+    name: str  # of the optimizer
+    # the optimizer in our own terms, whose known mistakes have names; None of any other
     known: Sgd | Adam | AdamW | None
-    make: Any = None
-    kinds: Mapping[str, int] | None = None
+    make: Any = None  # makes the optimizer of one parameter, where ``known`` is None
+    kinds: Mapping[str, int] | None = None  # the dimensions of what it remembers
 
     def replay(self, dtype: str, moments: Collection[str]) -> UpdateReplay:
         """Returns a new replay of a parameter that is kept in ``dtype``, and remembered in the dtypes ``moments``."""

@@ -19,18 +19,13 @@ LOOKED_AT = ("scale", "unscale_", "step", "update")
 
 @dataclass(frozen=True)
 class ScaleChange:
-    """One call of ``update``.
+    """One call of ``update``."""
 
-    Attributes:
-        before, after: the loss scale.
-        found_inf: whether a gradient was inf or NaN.
-        given: whether the loop gave the new scale itself.
-    """
-
+    # before, after: the loss scale
     before: float
     after: float
-    found_inf: bool
-    given: bool
+    found_inf: bool  # whether a gradient was inf or NaN
+    given: bool  # whether the loop gave the new scale itself
 
 
 # Is given a scaler, the name of a method, a call that it makes, and the arguments; returns what the call returns.

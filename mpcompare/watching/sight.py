@@ -12,22 +12,14 @@ from mpcompare.watching.steps import Sum
 
 @dataclass(frozen=True)
 class HowFar:
-    """The sight of one look.
+    """The sight of one look."""
 
-    Attributes:
-        layers: by the name of each layer that was called, whether an error of ``COARSEST`` would be found in at least
-            one update.
-        parameters: by the name of each parameter that got a gradient, the same.
-        blind: the layers and parameters that were compared, and in which such an error would not be found.
-        resolution: the relative error that would be found in at least half of the gradients.
-        not_flagged: errors that were planted into what was found, and are not flagged, in words.
-    """
-
+    # by the name of each layer that was called, whether an error of ``COARSEST`` would be found in at least one update
     layers: dict[str, bool]
-    parameters: dict[str, bool]
-    blind: list[str]
-    resolution: float
-    not_flagged: list[str]
+    parameters: dict[str, bool]  # by the name of each parameter that got a gradient, the same
+    blind: list[str]  # the layers and parameters that were compared, and in which such an error would not be found
+    resolution: float  # the relative error that would be found in at least half of the gradients
+    not_flagged: list[str]  # errors that were planted into what was found, and are not flagged, in words
 
     def __str__(self) -> str:
         """Returns the rest of the first line of a card."""

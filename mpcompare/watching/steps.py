@@ -19,41 +19,25 @@ PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
 
 @dataclass
 class Sum:
-    """The gradients of some micro-batches, from where there were none until an optimizer used them.
+    """The gradients of some micro-batches, from where there were none until an optimizer used them."""
 
-    Attributes:
-        record: of the calls of the layers.
-        tape: everything between the network's output and ``backward``.
-        grads: all of them, before anything changed them.
-        weights: as the first call of the network had them.
-        first: that call; None where none was seen.
-        buffers_after: after the last one. The loop may call the network once more, without gradients, before it steps.
-        stale: the parameters whose gradients hold those of the update before, too.
-        dropped: the number of backward passes whose gradients were cleared before an update used them.
-        given_up: the number of those whose gradients held inf or NaN, and were cleared before.
-        hidden: why the layers cannot be replayed; empty where they can.
-        training: whether the network was in training mode.
-        owned: the names of the parameters that the optimizers have.
-        hooked: the names of those whose gradients hooks of the loop may change.
-        autocast: the dtype of autocast in its layers; empty where there was none.
-        clipped: the norm to which they were clipped between two backward passes, and the line. It is empty where they
-            were not clipped there, or where these passes are of several losses.
-    """
-
-    record: Record
-    tape: list[Event]
-    grads: Params
-    weights: Params
-    first: Called | None
+    record: Record  # of the calls of the layers
+    tape: list[Event]  # everything between the network's output and ``backward``
+    grads: Params  # all of them, before anything changed them
+    weights: Params  # as the first call of the network had them
+    first: Called | None  # that call; None where none was seen
+    # after the last one. The loop may call the network once more, without gradients, before it steps
     buffers_after: Params
-    stale: list[str]
-    dropped: int
-    given_up: int
-    hidden: str
-    training: bool
-    owned: set[str]
-    hooked: set[str]
-    autocast: str
+    stale: list[str]  # the parameters whose gradients hold those of the update before, too
+    dropped: int  # the number of backward passes whose gradients were cleared before an update used them
+    given_up: int  # the number of those whose gradients held inf or NaN, and were cleared before
+    hidden: str  # why the layers cannot be replayed; empty where they can
+    training: bool  # whether the network was in training mode
+    owned: set[str]  # the names of the parameters that the optimizers have
+    hooked: set[str]  # the names of those whose gradients hooks of the loop may change
+    autocast: str  # the dtype of autocast in its layers; empty where there was none
+    # the norm to which they were clipped between two backward passes, and the line. It is empty where they were not
+    # clipped there, or where these passes are of several losses
     clipped: str = ""
 
     @property
@@ -93,52 +77,35 @@ class Sum:
 
 @dataclass
 class Taken:
-    """One step of an optimizer, some elements of each tensor.
+    """One step of an optimizer, some elements of each tensor."""
 
-    Attributes:
-        optimizer: its name.
-        sum: of the gradients; None where there was no backward since the last step.
-        settings: of each parameter its group's.
-        given: the gradients as the optimizer got them.
-        finite: whether the gradients that the optimizer got were finite.
-        norm: the norm of all of them, where torch's function was asked to clip them; else NaN.
-        called: the weights in forward.
-        before, after: the weights before the step and after it.
-        state, state_after: by parameter what the optimizer remembers.
-        scale: the loss scale; 1 without a scaler.
-        by_scaler: whether a scaler called the step.
-        scaled, unscaled: whether the loss was multiplied by the scale, and the gradients were divided by it.
-        skipped: whether the scaler left it out.
-        order: the parts of the step: what was done, and the line.
-        asked: the norm, and its type, to which ``clip_grad_norm_`` was asked to clip; None where nobody asked.
-        dtypes: of the parameters.
-        row_by_row: the parameters whose gradient is sparse, and has several parts of a row, which are added one by one.
-        closures: how often the optimizer called its closure again.
-        in_backward: whether a hook of backward took the step, when the gradient of a parameter was there.
-    """
-
-    optimizer: str
-    sum: Sum | None
-    settings: Mapping[str, dict[str, Any]]
-    given: Params = field(default_factory=dict)
-    finite: bool = True
-    norm: float = math.nan
-    called: Params = field(default_factory=dict)
+    optimizer: str  # its name
+    sum: Sum | None  # of the gradients; None where there was no backward since the last step
+    settings: Mapping[str, dict[str, Any]]  # of each parameter its group's
+    given: Params = field(default_factory=dict)  # the gradients as the optimizer got them
+    finite: bool = True  # whether the gradients that the optimizer got were finite
+    norm: float = math.nan  # the norm of all of them, where torch's function was asked to clip them; else NaN
+    called: Params = field(default_factory=dict)  # the weights in forward
+    # before, after: the weights before the step and after it
     before: Params = field(default_factory=dict)
     after: Params = field(default_factory=dict)
+    # state, state_after: by parameter what the optimizer remembers
     state: dict[str, dict[str, Any]] = field(default_factory=dict)
     state_after: dict[str, dict[str, Any]] = field(default_factory=dict)
-    scale: float = 1.0
-    by_scaler: bool = False
+    scale: float = 1.0  # the loss scale; 1 without a scaler
+    by_scaler: bool = False  # whether a scaler called the step
+    # scaled, unscaled: whether the loss was multiplied by the scale, and the gradients were divided by it
     scaled: bool = False
     unscaled: bool = False
-    skipped: bool = False
-    order: list[tuple[str, str]] = field(default_factory=list)
+    skipped: bool = False  # whether the scaler left it out
+    order: list[tuple[str, str]] = field(default_factory=list)  # the parts of the step: what was done, and the line
+    # the norm, and its type, to which ``clip_grad_norm_`` was asked to clip; None where nobody asked
     asked: tuple[float, float] | None = None
-    dtypes: dict[str, str] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)  # of the parameters
+    # the parameters whose gradient is sparse, and has several parts of a row, which are added one by one
     row_by_row: frozenset[str] = frozenset()
-    closures: int = 0
-    in_backward: bool = False
+    closures: int = 0  # how often the optimizer called its closure again
+    in_backward: bool = False  # whether a hook of backward took the step, when the gradient of a parameter was there
 
     @cached_property
     def raw(self) -> Params:

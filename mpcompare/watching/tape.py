@@ -40,21 +40,14 @@ class Own:
 @dataclass(frozen=True)
 class Inner:
     """A value that the network computes within a call and does not return, and that the loop uses. It is an output of a
-    layer that a hook collects, or an auxiliary loss in an attribute.
-
-    Attributes:
-        module: the name of the module that returns the value, or has it in an attribute.
-        number: the number of the module's call within the call of the network; 0 of an attribute.
-        attribute: the name of the attribute; empty of an output.
-        place: the place of the value in the output, or in the attribute, as a flat list.
-    """
+    layer that a hook collects, or an auxiliary loss in an attribute."""
 
     slot: Slot
     value: Tensor
-    module: str
-    number: int
-    attribute: str
-    place: int
+    module: str  # the name of the module that returns the value, or has it in an attribute
+    number: int  # the number of the module's call within the call of the network; 0 of an attribute
+    attribute: str  # the name of the attribute; empty of an output
+    place: int  # the place of the value in the output, or in the attribute, as a flat list
 
     @property
     def name(self) -> str:
@@ -90,35 +83,23 @@ class Called:
 
 @dataclass(eq=False)
 class Op:
-    """A function of torch that the loop calls.
-
-    Attributes:
-        leaves, spec: its arguments; a slot, or a parameter, in the place of each tensor that depends on one.
-        hidden: where one of its arguments comes from that nobody saw; empty where all are known.
-        generator: the state of the generator before it; None where it drew no random numbers.
-        scaled: whether a ``GradScaler`` called it.
-        line: of the user's code.
-        labels: how many labels a loss counted.
-        mutates: whether it writes into its first argument.
-        results: the slots of its results; this and what follows is known when it has returned.
-        dtypes: theirs.
-        scalar: whether it returned one number.
-        writes: the slot that it wrote into; None where it wrote into nothing.
-    """
+    """A function of torch that the loop calls."""
 
     func: Callable[..., Any]
+    # leaves, spec: its arguments; a slot, or a parameter, in the place of each tensor that depends on one
     leaves: list[Any]
     spec: TreeSpec
-    hidden: str
-    generator: Tensor | None
-    scaled: bool
-    line: str
-    labels: int | None
-    mutates: bool
+    hidden: str  # where one of its arguments comes from that nobody saw; empty where all are known
+    generator: Tensor | None  # the state of the generator before it; None where it drew no random numbers
+    scaled: bool  # whether a ``GradScaler`` called it
+    line: str  # of the user's code
+    labels: int | None  # how many labels a loss counted
+    mutates: bool  # whether it writes into its first argument
+    # the slots of its results; this and what follows is known when it has returned
     results: list[Slot | None] = field(default_factory=list)
-    dtypes: list[torch.dtype | None] = field(default_factory=list)
-    scalar: bool = False
-    writes: Slot | None = None
+    dtypes: list[torch.dtype | None] = field(default_factory=list)  # theirs
+    scalar: bool = False  # whether it returned one number
+    writes: Slot | None = None  # the slot that it wrote into; None where it wrote into nothing
 
     @property
     def name(self) -> str:

@@ -31,25 +31,15 @@ except (OSError, ValueError, http.client.HTTPException) as error:  # URLError is
 
 @dataclass(frozen=True)
 class Source:
-    """A data set's files.
+    """A data set's files."""
 
-    Attributes:
-        name: the data set's name.
-        reader: the class of ``torchvision.datasets`` that reads it.
-        folder: the files' folder below ``data.root``.
-        md5: the checksum of each file, by its name.
-        mirror: an address that answers where a download can work.
-        script: Python code that downloads into the folder ``sys.argv[1]``.
-        normalise: maps torchvision's pixels, uint8, to fp32 ``[N, channels, height, width]``.
-    """
-
-    name: str
-    reader: str
-    folder: str
-    md5: Mapping[str, str]
-    mirror: str
-    script: str
-    normalise: Callable[[Any], Tensor]
+    name: str  # the data set's name
+    reader: str  # the class of ``torchvision.datasets`` that reads it
+    folder: str  # the files' folder below ``data.root``
+    md5: Mapping[str, str]  # the checksum of each file, by its name
+    mirror: str  # an address that answers where a download can work
+    script: str  # Python code that downloads into the folder ``sys.argv[1]``
+    normalise: Callable[[Any], Tensor]  # maps torchvision's pixels, uint8, to fp32 ``[N, channels, height, width]``
 
     def on_disk(self, root: Path) -> bool:
         """Returns whether ``root`` holds any of the files. Then a missing or broken file is an error, and no reason to

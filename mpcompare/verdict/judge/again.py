@@ -15,15 +15,10 @@ from mpcompare.verdict.judge.trajectories import draws_alike
 
 @dataclass(frozen=True)
 class Again:
-    """A step that was taken twice from one state.
+    """A step that was taken twice from one state."""
 
-    Attributes:
-        seen: the names of what was looked at, ``loss`` and the gradients that are shown.
-        apart: by name the distance between both, relative to the first, where any bit differs.
-    """
-
-    seen: list[str]
-    apart: dict[str, float]
+    seen: list[str]  # the names of what was looked at, ``loss`` and the gradients that are shown
+    apart: dict[str, float]  # by name the distance between both, relative to the first, where any bit differs
 
 
 def checks(case: Case) -> Checks:

@@ -19,16 +19,11 @@ AGED = "aged"
 
 @dataclass(frozen=True)
 class Aged:
-    """A step from a state as it is after long training.
+    """A step from a state as it is after long training."""
 
-    Attributes:
-        drive: the step, at the initial weights.
-        grows: whether the loss scale grows after it.
-        counts: by tensor, where the optimizer counts its updates; empty where it does not.
-    """
-
-    drive: Drive
-    grows: bool
+    drive: Drive  # the step, at the initial weights
+    grows: bool  # whether the loss scale grows after it
+    # by tensor, where the optimizer counts its updates; empty where it does not
     counts: dict[str, Count] = field(default_factory=dict)
 
 

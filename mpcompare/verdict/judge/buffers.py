@@ -19,22 +19,16 @@ IN_16_BITS = "buffers in 16 bits"
 
 @dataclass(frozen=True)
 class Buffer:
-    """A buffer that training has moved.
+    """A buffer that training has moved."""
 
-    Attributes:
-        dtype, should_dtype: the format in which the backend shows it, and that of the network.
-        sketch: of its numbers.
-        whole: the value of a whole number, and a fingerprint of several; empty where the network has other numbers.
-        elements: how many of its numbers are not 0.
-        short: the share of these that have no more digits than a 16-bit format.
-    """
-
+    # dtype, should_dtype: the format in which the backend shows it, and that of the network
     dtype: str
     should_dtype: str
-    sketch: list[float]
+    sketch: list[float]  # of its numbers
+    # the value of a whole number, and a fingerprint of several; empty where the network has other numbers
     whole: str = ""
-    elements: int = 0
-    short: float = 0.0
+    elements: int = 0  # how many of its numbers are not 0
+    short: float = 0.0  # the share of these that have no more digits than a 16-bit format
 
 
 Buffers = dict[str, Buffer]

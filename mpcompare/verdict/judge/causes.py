@@ -58,15 +58,11 @@ class TensorError:
 
 @dataclass(frozen=True)
 class Pass:
-    """A step whose gradients are judged, beside that of the reference.
-
-    Attributes:
-        drive: the driven backend that took the step; None for the step after training.
-    """
+    """A step whose gradients are judged, beside that of the reference."""
 
     own: Gradients
     reference: Gradients
-    drive: Drive | None = None
+    drive: Drive | None = None  # the driven backend that took the step; None for the step after training
 
 
 Explanation = tuple[str, str]  # the cause, and a sentence that goes on after "in the first step"
@@ -74,19 +70,12 @@ Explanation = tuple[str, str]  # the cause, and a sentence that goes on after "i
 
 @dataclass(frozen=True)
 class Symptoms:
-    """Everything that tells a cause.
+    """Everything that tells a cause."""
 
-    Attributes:
-        run: the run that has these gradients.
-        errors: by tensor; at least one failed.
-        step: the step of the run, and that of its reference.
-        loss_is_right: whether the loss of the pass is within its limit.
-    """
-
-    run: Examined
-    errors: Mapping[str, TensorError]
-    step: Pass
-    loss_is_right: bool
+    run: Examined  # the run that has these gradients
+    errors: Mapping[str, TensorError]  # by tensor; at least one failed
+    step: Pass  # the step of the run, and that of its reference
+    loss_is_right: bool  # whether the loss of the pass is within its limit
 
     @property
     def drive(self) -> Drive:

@@ -16,30 +16,20 @@ if TYPE_CHECKING:  # what was found is of many checks, and each of them may look
 
 @dataclass(frozen=True)
 class Check:
-    """A number and its limit. Kind, place and tensor are its identity.
+    """A number and its limit. Kind, place and tensor are its identity."""
 
-    Attributes:
-        place: the property that was looked at, and where.
-        value, limit: the check passes where ``value <= limit``; NaN does not pass.
-        cause: a word or two for what is wrong where it fails; docs/verdict.md lists them.
-        because: the same in a sentence, with its numbers.
-        kind: one of ``kinds.KINDS``.
-        tensor: the one that was looked at; empty where it was no single one.
-        layer: the one at which it shows that the check fails; empty where it is no single one.
-        detail: a few words that belong to the cause in a table; empty where the cause says it all.
-        tight: whether the limit bounds the roundings of each element, so that the worst of many comes near to it in
-            correct runs, too: nearness means nothing then.
-    """
-
-    place: str
+    place: str  # the property that was looked at, and where
+    # value, limit: the check passes where ``value <= limit``; NaN does not pass
     value: float
     limit: float
-    cause: str
-    because: str
-    kind: str = ""
-    tensor: str = ""
-    layer: str = ""
-    detail: str = ""
+    cause: str  # a word or two for what is wrong where it fails; docs/verdict.md lists them
+    because: str  # the same in a sentence, with its numbers
+    kind: str = ""  # one of ``kinds.KINDS``
+    tensor: str = ""  # the one that was looked at; empty where it was no single one
+    layer: str = ""  # the one at which it shows that the check fails; empty where it is no single one
+    detail: str = ""  # a few words that belong to the cause in a table; empty where the cause says it all
+    # whether the limit bounds the roundings of each element, so that the worst of many comes near to it in correct
+    # runs, too: nearness means nothing then
     tight: bool = False
 
     @property
@@ -64,39 +54,25 @@ def listed(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Timed:
-    """The timed blocks of a run, one of them compared with the one that the examined backend takes.
+    """The timed blocks of a run, one of them compared with the one that the examined backend takes."""
 
-    Attributes:
-        record: what ``result.json`` says of them.
-        blocks: the rows of ``blocks.csv``.
-    """
-
-    record: ComparedRecord
-    blocks: "pd.DataFrame"
+    record: ComparedRecord  # what ``result.json`` says of them
+    blocks: "pd.DataFrame"  # the rows of ``blocks.csv``
 
 
 @dataclass(frozen=True)
 class Examined:
-    """Training that was examined.
+    """Training that was examined."""
 
-    Attributes:
-        name: to speak of it.
-        precision: the one asked for.
-        dtypes: as observed, by ``params``, ``activations``, ``gradients``, ``loss`` and ``optimizer``.
-        findings: those of the examination.
-        layers: the observed dtypes of each layer (``Backend.module_dtypes``); empty where they are not known.
-        steps: the rows of ``steps.csv``.
-        start: the step and the fingerprint of the weights where training continued; None: it began at the beginning.
-        timed: the timed blocks; None where nothing was timed.
-    """
-
-    name: str
-    precision: str
-    dtypes: dict[str, str]
-    findings: "Findings"
-    steps: "pd.DataFrame"
+    name: str  # to speak of it
+    precision: str  # the one asked for
+    dtypes: dict[str, str]  # as observed, by ``params``, ``activations``, ``gradients``, ``loss`` and ``optimizer``
+    findings: "Findings"  # those of the examination
+    steps: "pd.DataFrame"  # the rows of ``steps.csv``
+    # the step and the fingerprint of the weights where training continued; None: it began at the beginning
     start: tuple[int, str] | None = None
-    timed: Timed | None = None
+    timed: Timed | None = None  # the timed blocks; None where nothing was timed
+    # the observed dtypes of each layer (``Backend.module_dtypes``); empty where they are not known
     layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @cached_property

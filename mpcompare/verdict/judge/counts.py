@@ -12,15 +12,11 @@ from mpcompare.verdict.judge.check import Case, Check, Checks
 
 @dataclass(frozen=True)
 class Count:
-    """The number of updates that an optimizer counts after a step, and the right one.
-
-    Attributes:
-        dtype: the format in which the backend keeps it.
-    """
+    """The number of updates that an optimizer counts after a step, and the right one."""
 
     count: float
     should_count: int
-    dtype: str
+    dtype: str  # the format in which the backend keeps it
 
 
 def checks(case: Case) -> Checks:

@@ -20,33 +20,23 @@ OPERATORS = {
 
 @dataclass(frozen=True)
 class Digits:
-    """The cost of a precision of 16 bits at one layer, or in the work before it.
+    """The cost of a precision of 16 bits at one layer, or in the work before it."""
 
-    Attributes:
-        kind: the class of the layer; empty for the work before one.
-        output: the error of its output if each of its operands and results is rounded once, relative to its norm.
-        gradient: the same of what its backward computes: the gradients of its parameters as one vector, and those that
-            it passes down as another; the larger of the two. 0 for the work before a layer.
-        terms, gradient_terms: how many times larger what is summed is than these results; it cancels.
-        loss: the change of the loss if its output is rounded once, relative to the loss.
-        overflow: the share of its output, or of the gradient that arrives there, that is beyond the format.
-        underflow: the share of that gradient, with the loss scale, that is below the format's normal numbers.
-        operator: the first of its operators with a result beyond the format; empty where there is none.
-        largest: the largest number in that result, times the loss scale in backward.
-        in_backward: whether that operator is one of backward.
-    """
-
-    kind: str
+    kind: str  # the class of the layer; empty for the work before one
+    # the error of its output if each of its operands and results is rounded once, relative to its norm
     output: float = 0.0
+    # the same of what its backward computes: the gradients of its parameters as one vector, and those that it passes
+    # down as another; the larger of the two. 0 for the work before a layer
     gradient: float = 0.0
+    # terms, gradient_terms: how many times larger what is summed is than these results; it cancels
     terms: float = 0.0
     gradient_terms: float = 0.0
-    loss: float = 0.0
-    overflow: float = 0.0
-    underflow: float = 0.0
-    operator: str = ""
-    largest: float = 0.0
-    in_backward: bool = False
+    loss: float = 0.0  # the change of the loss if its output is rounded once, relative to the loss
+    overflow: float = 0.0  # the share of its output, or of the gradient that arrives there, that is beyond the format
+    underflow: float = 0.0  # the share of that gradient, with the loss scale, that is below the format's normal numbers
+    operator: str = ""  # the first of its operators with a result beyond the format; empty where there is none
+    largest: float = 0.0  # the largest number in that result, times the loss scale in backward
+    in_backward: bool = False  # whether that operator is one of backward
 
 
 def bound(precision: str) -> float:

@@ -8,119 +8,77 @@ from mpcompare.verdict.judge.errors import Errors
 
 @dataclass(frozen=True)
 class Gradients:
-    """Loss and gradients of one step compared with exact ones.
+    """Loss and gradients of one step compared with exact ones."""
 
-    Attributes:
-        loss: as the backend says.
-        exact_loss: in float64.
-        loss_noise: standard deviation of the loss if each stored activation is rounded once.
-        gradients: the error of each gradient; empty where the backend shows none.
-        micro_batches: None where the step has only one, or no gradients are shown.
-        of_tensors: the same of each gradient by itself; empty where there are none.
-        subnormal: the share of the activations' gradients, times the loss scale, below fp16's normal numbers.
-        effective_precision: the precision that the gradients show; None where none are shown, and of later steps.
-    """
-
-    loss: float
-    exact_loss: float
-    loss_noise: float
-    gradients: Errors = field(default_factory=dict)
-    micro_batches: MicroBatches | None = None
+    loss: float  # as the backend says
+    exact_loss: float  # in float64
+    loss_noise: float  # standard deviation of the loss if each stored activation is rounded once
+    gradients: Errors = field(default_factory=dict)  # the error of each gradient; empty where the backend shows none
+    micro_batches: MicroBatches | None = None  # None where the step has only one, or no gradients are shown
+    # the same of each gradient by itself; empty where there are none
     of_tensors: dict[str, MicroBatches] = field(default_factory=dict)
-    subnormal: float = 0.0
+    subnormal: float = 0.0  # the share of the activations' gradients, times the loss scale, below fp16's normal numbers
+    # the precision that the gradients show; None where none are shown, and of later steps
     effective_precision: str | None = None
 
 
 @dataclass(frozen=True)
 class UpdateError:
-    """The change of a tensor compared with the one that fp32 arithmetic makes of the gradients that the backend shows.
+    """The change of a tensor compared with the one that fp32 arithmetic makes of the shown gradients."""
 
-    Attributes:
-        excess: the largest error over its bound.
-        slope: the change over the right one.
-        lost: the share of elements that should have moved and did not.
-        lost_in_fp32: the share of them that fp32 rounds away.
-        short: the share of the new elements that have no more digits than the compute dtype.
-        left: the share of elements that should have moved and did not, though the compute dtype would not round their
-            moves away.
-        far, should_far: of weights that are kept in bf16, the number of new elements that are beyond half a gap of it
-            from the right ones, and the number of them that rounding at random leaves there on average.
-    """
-
-    excess: float
-    slope: float
-    lost: float
-    lost_in_fp32: float
-    short: float
+    excess: float  # the largest error over its bound
+    slope: float  # the change over the right one
+    lost: float  # the share of elements that should have moved and did not
+    lost_in_fp32: float  # the share of them that fp32 rounds away
+    short: float  # the share of the new elements that have no more digits than the compute dtype
+    # the share of elements that should have moved and did not, though the compute dtype would not round their moves
+    # away
     left: float
+    # far, should_far: of weights that are kept in bf16, the number of new elements that are beyond half a gap of it
+    # from the right ones, and the number of them that rounding at random leaves there on average
     far: int = 0
     should_far: float = 0.0
 
 
 @dataclass(frozen=True)
 class ClipFactor:
-    """The effect of clipping on one gradient, which becomes ``factor`` times itself, plus a rest.
+    """The effect of clipping on one gradient, which becomes ``factor`` times itself, plus a rest."""
 
-    Attributes:
-        factor: by least squares.
-        rest: the norm of the rest over ``norm``.
-        norm: that of the gradient before clipping.
-    """
-
-    factor: float
-    rest: float
-    norm: float
+    factor: float  # by least squares
+    rest: float  # the norm of the rest over ``norm``
+    norm: float  # that of the gradient before clipping
 
 
 @dataclass(frozen=True)
 class Clip:
-    """The norms of one step's gradients before and after clipping, and the factor of each.
+    """The norms of one step's gradients before and after clipping, and the factor of each."""
 
-    Attributes:
-        norm: that of all gradients before, as the backend says.
-        norm_after: that of the clipped ones.
-        clip_norm, norm_type: as the task asks for.
-        elements: the number of all elements.
-        should_norm, should_factor: the norm before, and the factor that follows from it; None where the gradients
-            before clipping cannot be seen.
-        factors: by tensor; empty where ``should_norm`` is None.
-    """
-
-    norm: float
-    norm_after: float
+    norm: float  # that of all gradients before, as the backend says
+    norm_after: float  # that of the clipped ones
+    # clip_norm, norm_type: as the task asks for
     clip_norm: float
     norm_type: float
-    elements: int
+    elements: int  # the number of all elements
+    # should_norm, should_factor: the norm before, and the factor that follows from it; None where the gradients before
+    # clipping cannot be seen
     should_norm: float | None = None
     should_factor: float | None = None
-    factors: dict[str, ClipFactor] = field(default_factory=dict)
+    factors: dict[str, ClipFactor] = field(default_factory=dict)  # by tensor; empty where ``should_norm`` is None
 
 
 @dataclass(frozen=True)
 class Step:
-    """The loss scale and the weights in one step.
+    """The loss scale and the weights in one step."""
 
-    Attributes:
-        finite: whether the gradients were, as far as they are shown.
-        skipped: whether the backend says that it skipped.
-        should_skip: whether the policy of the loss scale skips.
-        moved: whether a weight changed.
-        moved_early: whether one changed before the gradients of all micro-batches were there.
-        finite_after_clip: whether the clipped gradients were finite.
-        loss_scale: as the backend says, before the step.
-        should_scale: as the policy of the loss scale says, the backend's own where it promises one.
-        asked_scale: as the policy says that was asked for; None where it is the same one.
-    """
-
-    finite: bool
-    skipped: bool
-    should_skip: bool
-    moved: bool
-    loss_scale: float
-    should_scale: float
-    asked_scale: float | None = None
-    moved_early: bool = False
-    finite_after_clip: bool = False
+    finite: bool  # whether the gradients were, as far as they are shown
+    skipped: bool  # whether the backend says that it skipped
+    should_skip: bool  # whether the policy of the loss scale skips
+    moved: bool  # whether a weight changed
+    loss_scale: float  # as the backend says, before the step
+    should_scale: float  # as the policy of the loss scale says, the backend's own where it promises one
+    asked_scale: float | None = None  # as the policy says that was asked for; None where it is the same one
+    moved_early: bool = False  # whether one changed before the gradients of all micro-batches were there
+    finite_after_clip: bool = False  # whether the clipped gradients were finite
 
 
 @dataclass(frozen=True)

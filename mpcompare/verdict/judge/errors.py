@@ -6,27 +6,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GradientError:
-    """The distance of a gradient from the exact one, with what tells the reason.
+    """The distance of a gradient from the exact one, with what tells the reason."""
 
-    Attributes:
-        error: ``||g - exact||`` (Frobenius).
-        norm: ``||exact||``.
-        largest: ``max |exact|``.
-        slope: the number that times ``exact`` is closest to g.
-        residual: the error that is left after that.
-        zeros: the share of the ``elements`` that became 0.
-        elements: the number of elements that are not 0 in ``exact``.
-        transposed: the error of the transposed gradient; None unless g is square and far off.
-    """
-
-    error: float
-    norm: float
-    largest: float
-    slope: float
-    residual: float
-    zeros: float
-    elements: int
-    transposed: float | None = None
+    error: float  # ``||g - exact||`` (Frobenius)
+    norm: float  # ``||exact||``
+    largest: float  # ``max |exact|``
+    slope: float  # the number that times ``exact`` is closest to g
+    residual: float  # the error that is left after that
+    zeros: float  # the share of the ``elements`` that became 0
+    elements: int  # the number of elements that are not 0 in ``exact``
+    transposed: float | None = None  # the error of the transposed gradient; None unless g is square and far off
 
     @property
     def relative(self) -> float:
@@ -53,23 +42,14 @@ def relative_error(error: GradientError | None) -> float:
 
 @dataclass(frozen=True)
 class RoundingError:
-    """The error of a tensor that one rounding of each result makes.
+    """The error of a tensor that one rounding of each result makes."""
 
-    Attributes:
-        error: root mean square of ``||g - exact||``.
-        dimensions: the number of dimensions in which ``g - exact`` varies.
-        samples: the number of samples from which these are estimated.
-        along: root mean square of the part of ``g - exact`` in the direction of ``exact``.
-        terms: the size of what is summed, which may cancel; 0 where it is not known.
-        zeros: the share of the elements that become 0, as numbers do that are too small for fp16.
-    """
-
-    error: float
-    dimensions: float
-    samples: int
-    along: float
-    terms: float = 0.0
-    zeros: float = 0.0
+    error: float  # root mean square of ``||g - exact||``
+    dimensions: float  # the number of dimensions in which ``g - exact`` varies
+    samples: int  # the number of samples from which these are estimated
+    along: float  # root mean square of the part of ``g - exact`` in the direction of ``exact``
+    terms: float = 0.0  # the size of what is summed, which may cancel; 0 where it is not known
+    zeros: float = 0.0  # the share of the elements that become 0, as numbers do that are too small for fp16
 
 
 RoundingErrors = dict[str, RoundingError]
@@ -78,16 +58,11 @@ RoundingErrors = dict[str, RoundingError]
 @dataclass(frozen=True)
 class PlaceError:
     """The error at one place of a layer compared with the forced replay: of what arrives there, of its output, or of
-    the gradient that arrives at its output.
+    the gradient that arrives at its output."""
 
-    Attributes:
-        error: ``||recorded - exact||`` (Frobenius).
-        norm: ``||exact||``.
-        rounding, dimensions, samples, terms: as those of :class:`RoundingError`.
-    """
-
-    error: float
-    norm: float
+    error: float  # ``||recorded - exact||`` (Frobenius)
+    norm: float  # ``||exact||``
+    # rounding, dimensions, samples, terms: as those of :class:`RoundingError`
     rounding: float
     dimensions: float
     samples: int

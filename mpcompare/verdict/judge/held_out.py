@@ -19,17 +19,11 @@ from mpcompare.verdict.judge.trajectories import common_steps, jump, noise_facto
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The network after training, in fp32 on some held-out samples.
+    """The network after training, in fp32 on some held-out samples."""
 
-    Attributes:
-        loss: the mean over the samples.
-        accuracy: None where the targets are no classes.
-        targets: how many the accuracy is a share of.
-    """
-
-    loss: float
-    accuracy: float | None
-    targets: int
+    loss: float  # the mean over the samples
+    accuracy: float | None  # None where the targets are no classes
+    targets: int  # how many the accuracy is a share of
 
 
 def checks(case: Case) -> Checks:

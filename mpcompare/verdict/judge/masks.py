@@ -20,15 +20,10 @@ CAUSE = "dropout"
 
 @dataclass(frozen=True)
 class Masks:
-    """The random numbers of a step, such as the masks of dropout, from one state of torch's generators.
+    """The random numbers of a step, such as the masks of dropout, from one state of torch's generators."""
 
-    Attributes:
-        training: whether it draws in training what the network draws that is called as it is, for the same rows.
-        samples: None where it draws the same numbers in training.
-    """
-
-    training: bool
-    samples: "MaskSamples | None" = None
+    training: bool  # whether it draws in training what the network draws that is called as it is, for the same rows
+    samples: "MaskSamples | None" = None  # None where it draws the same numbers in training
 
 
 @dataclass(frozen=True)

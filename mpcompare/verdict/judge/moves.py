@@ -22,19 +22,12 @@ DIGITS = 1e-4  # the error of a ratio of two numbers that are recorded with five
 
 @dataclass(frozen=True)
 class Moves:
-    """The distance that each step of training moves some elements of the weights, the same ones in every run.
+    """The distance that each step of training moves some elements of the weights, the same ones in every run."""
 
-    Attributes:
-        steps: the norm of the change of all of them, step by step.
-        tensors: that of those of each parameter; of the first steps only where training is long.
-        weights: the largest norm that those of each parameter had.
-        short: step by step, how many of them that are not 0 have no more digits than the compute dtype.
-    """
-
-    steps: list[float]
-    tensors: dict[str, list[float]]
-    weights: dict[str, float]
-    short: list[int]
+    steps: list[float]  # the norm of the change of all of them, step by step
+    tensors: dict[str, list[float]]  # that of those of each parameter; of the first steps only where training is long
+    weights: dict[str, float]  # the largest norm that those of each parameter had
+    short: list[int]  # step by step, how many of them that are not 0 have no more digits than the compute dtype
 
 
 def checks(case: Case) -> Checks:

@@ -5,25 +5,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Layer:
-    """The owner of a tensor.
+    """The owner of a tensor."""
 
-    Attributes:
-        layer: its name.
-        kind: its class.
-        inside: the classes of the modules around it, the outermost first.
-        part: the tensor's name in it, such as ``weight``.
-        place: among the layers in the order of their calls; -1 for one that is no layer of its own.
-        after: the layer whose output is its input as it is; empty where there is none.
-        uses: how often the tensor is used in a step, as far as layers tell: a tied one by each of its layers, and by a
-            layer as often as it is called.
-    """
-
-    layer: str
-    kind: str
-    inside: list[str]
-    part: str
-    place: int
-    after: str = ""
+    layer: str  # its name
+    kind: str  # its class
+    inside: list[str]  # the classes of the modules around it, the outermost first
+    part: str  # the tensor's name in it, such as ``weight``
+    place: int  # among the layers in the order of their calls; -1 for one that is no layer of its own
+    after: str = ""  # the layer whose output is its input as it is; empty where there is none
+    # how often the tensor is used in a step, as far as layers tell: a tied one by each of its layers, and by a layer as
+    # often as it is called
     uses: int = 1
 
     @property

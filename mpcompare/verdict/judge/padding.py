@@ -14,16 +14,11 @@ WHERE = "where weights and inputs are 0, as in a row of padding"
 
 @dataclass(frozen=True)
 class Padding:
-    """A step at weights and inputs of 0.
+    """A step at weights and inputs of 0."""
 
-    Attributes:
-        loss: as the backend says.
-        exact_loss: of a few rows in fp32, a finite number.
-        finite: by tensor, of the gradients that are finite in fp32, whether the backend's is.
-    """
-
-    loss: float
-    exact_loss: float
+    loss: float  # as the backend says
+    exact_loss: float  # of a few rows in fp32, a finite number
+    # by tensor, of the gradients that are finite in fp32, whether the backend's is
     finite: dict[str, bool] = field(default_factory=dict)
 
 

@@ -15,19 +15,12 @@ ROUNDED = {"nearest": "", "stochastic": ", rounded at random", "compensated": ",
 
 @dataclass(frozen=True)
 class Promise:
-    """A difference from ``amp`` that a backend declares.
+    """A difference from ``amp`` that a backend declares."""
 
-    Attributes:
-        words: the difference in a few words.
-        kept: whether it is seen; None where nothing that was examined could show it.
-        because: the reason where it is not kept.
-        changes_training: whether training is another one by it, though all gradients are finite.
-    """
-
-    words: str
-    kept: bool | None
-    because: str = ""
-    changes_training: bool = True
+    words: str  # the difference in a few words
+    kept: bool | None  # whether it is seen; None where nothing that was examined could show it
+    because: str = ""  # the reason where it is not kept
+    changes_training: bool = True  # whether training is another one by it, though all gradients are finite
 
 
 def checks(case: Case) -> Checks:

@@ -22,24 +22,16 @@ LOSS = "loss over the run"
 
 @dataclass(frozen=True)
 class NoiseRun:
-    """Training once more, under changes that must not matter.
+    """Training once more, under changes that must not matter."""
 
-    Attributes:
-        change: the changes in words.
-        losses, skipped: step by step.
-        moved: the change of each parameter, as a sketch.
-        buffers: those that training moved, as it left them.
-        held_out: loss and accuracy after it; None where there are no such samples.
-        moves: of its steps.
-    """
-
-    change: str
+    change: str  # the changes in words
+    # losses, skipped: step by step
     losses: list[float]
     skipped: list[bool]
-    moved: dict[str, list[float]]
-    buffers: Buffers
-    held_out: HeldOut | None
-    moves: Moves
+    moved: dict[str, list[float]]  # the change of each parameter, as a sketch
+    buffers: Buffers  # those that training moved, as it left them
+    held_out: HeldOut | None  # loss and accuracy after it; None where there are no such samples
+    moves: Moves  # of its steps
 
 
 def checks(case: Case) -> Checks:

@@ -33,20 +33,13 @@ PLANTED: dict[str, Callable[[GradientError], GradientError]] = {
 
 @dataclass(frozen=True)
 class Sight:
-    """The sight of the examination of a first step.
+    """The sight of the examination of a first step."""
 
-    Attributes:
-        share: of the numbers of the parameters, those whose gradients are seen.
-        unseen: the parameters that are not.
-        layers: the layers that are not.
-        resolution: the relative error that is found in at least half of the gradients.
-        not_flagged: errors that were planted into the findings and not flagged, in words.
-    """
-
-    share: float
-    unseen: list[str]
-    layers: list[str]
-    resolution: float
+    share: float  # of the numbers of the parameters, those whose gradients are seen
+    unseen: list[str]  # the parameters that are not
+    layers: list[str]  # the layers that are not
+    resolution: float  # the relative error that is found in at least half of the gradients
+    # errors that were planted into the findings and not flagged, in words
     not_flagged: list[str] = field(default_factory=list)
 
     @property

@@ -17,17 +17,12 @@ from mpcompare.verdict.judge.optimizer import LAST
 
 @dataclass(frozen=True)
 class TrainedUpdate:
-    """The trained backend's next update, replayed from its own optimizer state.
+    """The trained backend's next update, replayed from its own optimizer state."""
 
-    Attributes:
-        drive: the step.
-        moments: by kind of the optimizer's tensors and by parameter, the largest error over its bound after the update.
-        counts: by tensor, where the optimizer counts its updates.
-    """
-
-    drive: Drive
+    drive: Drive  # the step
+    # by kind of the optimizer's tensors and by parameter, the largest error over its bound after the update
     moments: dict[str, dict[str, float]] = field(default_factory=dict)
-    counts: dict[str, Count] = field(default_factory=dict)
+    counts: dict[str, Count] = field(default_factory=dict)  # by tensor, where the optimizer counts its updates
 
 
 def checks(case: Case) -> Checks:

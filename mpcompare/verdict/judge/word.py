@@ -4,17 +4,11 @@ from enum import Enum
 
 
 class Word(str, Enum):
-    """A verdict in a word or three; a run without a verdict has one, too.
+    """A verdict in a word or three; a run without a verdict has one, too."""
 
-    Attributes:
-        sign: a character, so that colour is not all that tells words apart.
-        kind: the class of words that have a colour in common: ``same``, ``differs``, ``near`` or ``other``.
-        rank: of a run in lists: 0 if it differs, 1 if it failed, 2 if nobody can vouch for it, 3 if somebody can.
-    """
-
-    sign: str
-    kind: str
-    rank: int
+    sign: str  # a character, so that colour is not all that tells words apart
+    kind: str  # the class of words that have a colour in common: ``same``, ``differs``, ``near`` or ``other``
+    rank: int  # of a run in lists: 0 if it differs, 1 if it failed, 2 if nobody can vouch for it, 3 if somebody can
 
     DIFFERS = "differs", "✗", "differs", 0
     DID_NOT_FINISH = "did not finish", "!", "differs", 1

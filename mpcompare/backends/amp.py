@@ -45,9 +45,8 @@ def grad_scaler(scaling: LossScale, device: str) -> torch.amp.GradScaler:
         return torch.amp.GradScaler(device, enabled=False)
     if isinstance(scaling, DynamicLossScale):
         if scaling.min_scale != 0:
-            raise InputError(
-                "loss_scale.min_scale", scaling.min_scale, "GradScaler has no floor, its backends accept 0"
-            )
+            expected = "GradScaler has no floor, its backends accept 0"
+            raise InputError("loss_scale.min_scale", scaling.min_scale, expected)
         if scaling.hysteresis != 1:
             raise InputError("loss_scale.hysteresis", scaling.hysteresis, "GradScaler has none, its backends accept 1")
         return torch.amp.GradScaler(device, **scaling.of_grad_scaler)

@@ -52,9 +52,8 @@ def require_compiler(device_type: str) -> None:
     from torch.utils._triton import has_triton
 
     if device_type == "cuda" and not has_triton():
-        raise BackendUnavailable(
-            "backend=amp_compile needs Triton, which torch does not find or cannot use on this GPU"
-        )
+        needs = "needs Triton, which torch does not find or cannot use on this GPU"
+        raise BackendUnavailable(f"backend=amp_compile {needs}")
     if device_type == "cpu":
         try:
             cpp_builder.get_cpp_compiler()

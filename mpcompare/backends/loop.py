@@ -111,10 +111,8 @@ class Loop(TorchModel):
 
         def noted(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any) -> None:
             if self.task.clip_norm is None:
-                expected = (
-                    f"backend={self.name} clips to {max_norm:g}: expected task.clip_norm={max_norm:g}, as all must clip"
-                )
-                raise InputError("task.clip_norm", None, expected)
+                expected = f"expected task.clip_norm={max_norm:g}, as all must clip"
+                raise InputError("task.clip_norm", None, f"backend={self.name} clips to {max_norm:g}: {expected}")
             self._norm = total_norm
             clip(parameters, max_norm, total_norm, *args, **kwargs)
 

@@ -192,10 +192,8 @@ def require_kernels(model: nn.Module, device_type: str, precision: str, backend:
     for name, module in model.named_modules():
         if isinstance(module, nn.RNNBase) and not has_kernel(type(module), PRECISIONS[precision].storage):
             works = "bf16 and fp32 work" if has_kernel(type(module), BF16) else "fp32 works"
-            raise BackendUnavailable(
-                f"backend={backend} precision={precision}: torch's CPU {type(module).__name__} has no {precision} "
-                f"(layer {name or 'itself'}); {works}"
-            )
+            missing = f"torch's CPU {type(module).__name__} has no {precision} (layer {name or 'itself'}); {works}"
+            raise BackendUnavailable(f"backend={backend} precision={precision}: {missing}")
 
 
 def has_kernel(layer: Callable[..., nn.Module], number_format: Format) -> bool:

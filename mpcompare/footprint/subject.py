@@ -20,12 +20,7 @@ from mpcompare.tasks.text import CharGpt
 OPTIMIZERS: dict[str, Optimizer] = {"sgd": Sgd(), "momentum": Sgd(momentum=0.9), "adamw": AdamW()}
 # GPT-2: width of the residual stream, attention heads of a block, blocks. Radford et al., "Language Models are
 # Unsupervised Multitask Learners" (2019), table 2.
-SIZES = {
-    "gpt2": (768, 12, 12),
-    "gpt2-medium": (1024, 16, 24),
-    "gpt2-large": (1280, 20, 36),
-    "gpt2-xl": (1600, 25, 48),
-}
+SIZES = {"gpt2": (768, 12, 12), "gpt2-medium": (1024, 16, 24), "gpt2-large": (1280, 20, 36), "gpt2-xl": (1600, 25, 48)}
 VOCABULARY, CONTEXT = 50257, 1024
 IMAGES = {"mnist": (1, 28, 28), "digits": (1, 28, 28), "auto": (1, 28, 28), "cifar10": (3, 32, 32)}
 

@@ -376,9 +376,8 @@ OPTIMIZERS = (Sgd, Adam, AdamW)
 def require_known(optimizer: Optimizer, who: str) -> Sgd | Adam | AdamW:
     """Returns the optimizer, or raises BackendUnavailable where it is none of these three, which ``who`` knows."""
     if not isinstance(optimizer, (Sgd, Adam, AdamW)):
-        raise BackendUnavailable(
-            f"{who} knows SGD, Adam and AdamW, not {getattr(optimizer, 'name', type(optimizer).__name__)}"
-        )
+        name = getattr(optimizer, "name", type(optimizer).__name__)
+        raise BackendUnavailable(f"{who} knows SGD, Adam and AdamW, not {name}")
     return optimizer
 
 

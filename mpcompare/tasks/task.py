@@ -65,9 +65,8 @@ class Task:
         if self.samples is not None:
             check_whole("task.samples", self.samples, at_least=1)
         if isinstance(self.loss, nn.Module) and any(True for _ in self.loss.parameters()):
-            raise InputError(
-                "task.loss", type(self.loss).__name__, "has parameters of its own: put them into the model"
-            )
+            expected = "has parameters of its own: put them into the model"
+            raise InputError("task.loss", type(self.loss).__name__, expected)
         if not callable(self.loss) and self.loss not in LOSSES:
             expected = f"expected one of {', '.join(LOSSES)}, or a node with the _target_ of a callable"
             raise InputError("task.loss", self.loss, expected)

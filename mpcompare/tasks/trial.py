@@ -74,10 +74,8 @@ def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
     if new := [where for where, _ in model.named_parameters() if where not in own]:
         raise InputError("task.model", name, f"makes its parameter {new[0]} in forward: expected it from the start")
     if moved := _moved(fresh, few):
-        expected = (
-            f"writes into its parameter {moved[0]} when it is called: expected a buffer, which a network may move"
-        )
-        raise InputError("task.model", name, expected)
+        expected = "expected a buffer, which a network may move"
+        raise InputError("task.model", name, f"writes into its parameter {moved[0]} when it is called: {expected}")
     alike = map(torch.equal, tensors_of(output), tensors_of(again))
     if not all(alike) and not any(t.isnan().any() for t in tensors_of(output)):
         expected = "draws random numbers that torch.manual_seed does not repeat: expected torch's own"
@@ -129,9 +127,8 @@ def _try_loss(task: Task, output: Any, targets: Batch, every: Sequence[Any], dat
 def _try_backward(model: nn.Module, task: Task, few: Batch, targets: Batch, name: str) -> None:
     output = model(few)
     if not output.requires_grad:
-        raise InputError(
-            "task.model", name, "returns an output without gradient: it is detached, or no parameter is used"
-        )
+        expected = "returns an output without gradient: it is detached, or no parameter is used"
+        raise InputError("task.model", name, expected)
     loss = task.loss_fn(output, targets)
     if not loss.requires_grad:
         raise InputError("task.loss", _loss_name(task), "gives a value without gradient: is it detached, or a number?")
@@ -181,12 +178,11 @@ def _check_classes(y: Tensor, classes: int, masked: bool) -> None:
     counted = y[y != MaskedCrossEntropy.ignored] if masked else y
     if not len(counted):
         raise ValueError("every label is left out")
-    if int(counted.max()) >= classes:
-        raise ValueError(
-            f"labels go up to {int(counted.max())}, and the last dimension of the output has {classes} classes"
-        )
-    if int(counted.min()) < 0:
-        raise ValueError(f"a label is {int(counted.min())}, and masked_cross_entropy leaves out those of -100")
+    least, most = int(counted.min()), int(counted.max())
+    if most >= classes:
+        raise ValueError(f"labels go up to {most}, and the last dimension of the output has {classes} classes")
+    if least < 0:
+        raise ValueError(f"a label is {least}, and masked_cross_entropy leaves out those of -100")
 
 
 def _shape(batch: Batch) -> str:

@@ -34,12 +34,7 @@ T = TypeVar("T")
 
 
 def examined_run(
-    name: str,
-    candidate: Candidate,
-    steps: int = 20,
-    noise: int = 0,
-    seed: int = 0,
-    scaling: LossScale | None = None,
+    name: str, candidate: Candidate, steps: int = 20, noise: int = 0, seed: int = 0, scaling: LossScale | None = None
 ) -> Run:
     """Trains and examines in this process; nothing is timed.
 

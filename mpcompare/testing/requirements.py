@@ -179,9 +179,8 @@ def _loss_scale(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """The loss scale follows its policy, and a skipped step leaves every parameter bit for bit."""
     stream, real = candidate.batches(6), candidate.dataset.x_train.is_floating_point()
     if not real:
-        checked.skipped[f"{candidate.name}, overflow"] = (
-            "its inputs are integers, of which none makes a gradient infinite"
-        )
+        why = "its inputs are integers, of which none makes a gradient infinite"
+        checked.skipped[f"{candidate.name}, overflow"] = why
     for scaling in candidate.accepted(*LOSS_SCALES):
         backend, name = candidate.make(candidate.model(), scaling), f"loss_scale={scaling.name}"
         scaling = promised_scaling(scaling, promises_of(backend))  # a copy

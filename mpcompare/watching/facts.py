@@ -171,10 +171,8 @@ def _clipping(taken: Sequence[Taken]) -> dict[str, Any]:
     facts["gradient_norms"] = [rounded(h.norm) for h in steps]
     if any(bound):
         facts["clipped_updates"] = sum(bound)
-        early = any(h.before_unscale for h in steps)
-        facts["clip_place"] = (
-            "before unscaling" if early else "after backward" if steps[0].scale == 1 else "after unscaling"
-        )
+        place = "after backward" if steps[0].scale == 1 else "after unscaling"
+        facts["clip_place"] = "before unscaling" if any(h.before_unscale for h in steps) else place
     if larger := [rounded(h.factor) for h in steps if h.one and h.factor > 1 + 1e-4]:
         facts["gradients_times"] = _one(larger)
     if not all(h.one or _is_within(t) for h, t in zip(steps, seen, strict=True)):

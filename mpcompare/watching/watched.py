@@ -49,13 +49,7 @@ class Watch:
     """
 
     def __init__(
-        self,
-        model: Any,
-        optimizer: Any,
-        steps: int = 5,
-        after: int = 0,
-        every: int | None = None,
-        eager: bool = False,
+        self, model: Any, optimizer: Any, steps: int = 5, after: int = 0, every: int | None = None, eager: bool = False
     ) -> None:
         check_whole("watch: steps", steps, at_least=1)
         check_whole("watch: after", after, at_least=0)

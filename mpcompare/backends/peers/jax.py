@@ -167,9 +167,9 @@ class JaxRow:
         moments = {kind: self._to_torch(arrays) for kind, arrays in self._moments().items()}
         if (count := self.optax.tree.get(self.kept, "count")) is not None:
             moments["step"] = {name: torch.tensor(float(count)) for name in self.params}
-        scale = (
-            {} if self.scaling is None else {"scale": self.loss_scale(), "growth_tracker": int(self.scaling.fin_steps)}
-        )
+        scale: dict[str, float] = {}
+        if self.scaling is not None:
+            scale = {"scale": self.loss_scale(), "growth_tracker": int(self.scaling.fin_steps)}
         return {"params": self.master_params(), "buffers": {}, "optimizer": moments, "loss_scale": scale}
 
     def load_state_dict(self, state: State) -> None:

@@ -51,9 +51,8 @@ class KerasRow:
         os.environ["KERAS_BACKEND"] = "torch"
         self.keras: Any = library("keras", "keras")
         if self.keras.backend.backend() != "torch":
-            raise BackendUnavailable(
-                f"backend=keras needs Keras on torch, and it runs on {self.keras.backend.backend()}"
-            )
+            other = self.keras.backend.backend()
+            raise BackendUnavailable(f"backend=keras needs Keras on torch, and it runs on {other}")
         self.task, self.device = task, next(model.parameters()).device
         require_kernels(model, self.device.type, precision, "keras")
         self.mlp = plain_mlp(model, task)

@@ -29,9 +29,8 @@ def library(module: str, backend: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise BackendUnavailable(
-            f"backend={backend} needs the package of {error.name or module}: pip install 'mpcompare[{backend}]'"
-        ) from error
+        needs = f"needs the package of {error.name or module}: pip install 'mpcompare[{backend}]'"
+        raise BackendUnavailable(f"backend={backend} {needs}") from error
 
 
 def join_alone(device: torch.device) -> None:

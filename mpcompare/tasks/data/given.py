@@ -82,11 +82,8 @@ def _tensor(part: str, value: Any, name: str) -> Tensor:
 
 
 def _sample(batch: Batch) -> str:
-    samples = (
-        f"{where + ' ' if where else ''}{list(t.shape[1:])} {str(t.dtype).removeprefix('torch.')}"
-        for where, t in named("", batch)
-    )
-    return ", ".join(samples)
+    samples = (f"{where} {list(t.shape[1:])} {str(t.dtype).removeprefix('torch.')}" for where, t in named("", batch))
+    return ", ".join(map(str.lstrip, samples))
 
 
 def not_finite(dataset: Dataset) -> str:

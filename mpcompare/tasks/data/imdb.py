@@ -55,12 +55,10 @@ def _reviews(root: str, folder: Path, part: str) -> list[Path]:
     """Returns the files of one class of one part, sorted by name."""
     inside = folder / "aclImdb" / part
     if not inside.is_dir():
-        raise InputError(
-            "data.root",
-            root,
-            f"holds no aclImdb/{part}; get {_ADDRESS} and unpack it there, or name the folder that holds aclImdb with "
-            "data.root=FOLDER",
+        expected = (
+            f"holds no aclImdb/{part}; get {_ADDRESS} and unpack it there, or name the folder that holds aclImdb "
         )
+        raise InputError("data.root", root, expected + "with data.root=FOLDER")
     if not (paths := sorted(inside.glob("*.txt"))):
         raise InputError("data.root", root, f"aclImdb/{part} holds no review (*.txt)")
     return paths

@@ -56,11 +56,8 @@ class Source:
                 raise InputError("data.root", root, f"cannot read {path}: {error.strerror}") from error
             found = hashlib.md5(content, usedforsecurity=False).hexdigest()
             if found != expected:
-                raise InputError(
-                    "data.root",
-                    root,
-                    f"{path} is truncated or not {self.name}'s ({len(content)} bytes, MD5 {found}, not {expected})",
-                )
+                said = f"{len(content)} bytes, MD5 {found}, not {expected}"
+                raise InputError("data.root", root, f"{path} is truncated or not {self.name}'s ({said})")
 
     def read(self, root: Path, reason: str) -> Dataset:
         """Returns the data set, whose files are below ``root``; ``reason`` says why it was taken. Raises InputError
@@ -69,12 +66,9 @@ class Source:
         try:
             from torchvision import datasets
         except (ImportError, RuntimeError, AttributeError) as error:  # it was built for another torch, or is missing
-            raise InputError(
-                "torchvision",
-                version("torchvision") or "not installed",
-                f"does not work with torch {torch.__version__} ({' '.join(str(error).split())}); "
-                "install a matching pair: pip install --upgrade torch torchvision",
-            ) from error
+            expected = f"does not work with torch {torch.__version__} ({' '.join(str(error).split())}); install a "
+            expected += "matching pair: pip install --upgrade torch torchvision"
+            raise InputError("torchvision", version("torchvision") or "not installed", expected) from error
         tensors: list[Tensor] = []
         for train in (True, False):
             part = getattr(datasets, self.reader)(root=str(root), train=train, download=False)

@@ -50,7 +50,6 @@ def _text() -> str:
     try:
         from pydoc_data.topics import topics as pages
     except ImportError as error:
-        raise InputError(
-            "data", "text", f"this Python has no pydoc_data ({error}); take one that ships with its help pages"
-        ) from error
+        expected = f"this Python has no pydoc_data ({error}); take one that ships with its help pages"
+        raise InputError("data", "text", expected) from error
     return "".join(pages[name] for name in sorted(pages))

@@ -31,13 +31,10 @@ class Live(TorchDispatchMode):
 
     A storage counts from the operator that returned its first tensor until it is freed, as with an allocator that
     neither rounds nor keeps. Temporaries that a kernel allocates by itself are seen only with ``kernels``.
-
-    Attributes:
-        kernels: measures the memory inside of kernels; None: it is not counted.
-        changes: each allocation, and each free as a negative number of bytes, in their order.
     """
 
-    kernels: MeasuredKernels | None = None
+    kernels: MeasuredKernels | None = None  # measures the memory inside of kernels; None: it is not counted
+    # each allocation, and each free as a negative number of bytes, in their order
     changes: list[tuple[int, Allocation]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -57,14 +57,10 @@ class UpdateReplay(Protocol):
 
 @dataclass(frozen=True)
 class Coarse:
-    """An arithmetic that rounds by more than fp32's does, for the bounds of a replay.
+    """An arithmetic that rounds by more than fp32's does, for the bounds of a replay."""
 
-    Attributes:
-        arithmetic: the unit roundoff of operations, over fp32's.
-        moments: that of the tensors that the optimizer keeps, over fp32's; 0: storing them rounds nothing more.
-    """
-
-    arithmetic: float = 1.0
+    arithmetic: float = 1.0  # the unit roundoff of operations, over fp32's
+    # that of the tensors that the optimizer keeps, over fp32's; 0: storing them rounds nothing more
     moments: float = 0.0
 
 

@@ -35,21 +35,16 @@ from mpcompare.watching.tape import Op, Root
 
 @dataclass
 class Replayed:
-    """A sum of gradients, replayed.
-
-    Attributes:
-        layers: None where it could not be; then ``why`` says the reason. Else that is why the loss was not replayed.
-        shares: of each loss that the roots are made of, the derivative of the root by it.
-        dtypes: of the output of each layer.
-        reference: the same of torch's own norms; None where nothing was replayed.
-    """
+    """A sum of gradients, replayed."""
 
     precision: str
+    # None where it could not be; then ``why`` says the reason. Else that is why the loss was not replayed
     layers: Layers | None
     why: str
+    # of each loss that the roots are made of, the derivative of the root by it
     shares: list[tuple[Op | None, float]] = field(default_factory=list)
-    dtypes: dict[str, str] = field(default_factory=dict)
-    reference: Layers | None = None
+    dtypes: dict[str, str] = field(default_factory=dict)  # of the output of each layer
+    reference: Layers | None = None  # the same of torch's own norms; None where nothing was replayed
 
 
 def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:

@@ -119,26 +119,18 @@ class Op:
 
 @dataclass(eq=False)
 class Root:
-    """A call of ``backward``.
+    """A call of ``backward``."""
 
-    Attributes:
-        slots: that it begins at.
-        gradients: that it was given.
-        loss, line: its loss, and the line of the user's code.
-        hidden: what the loss depends on that no function of torch made; empty where all was seen.
-        uses: of a loss that is hidden, or may turn out so, the parameters on which it depends, but not through the
-            network.
-        on_inner: whether it depends on inner values of the network, and not on its outputs alone.
-        passes: the numbers of its backward passes: a reentrant checkpoint has one of its own.
-    """
-
-    slots: list[Slot]
-    gradients: list[Tensor | None]
+    slots: list[Slot]  # that it begins at
+    gradients: list[Tensor | None]  # that it was given
+    # loss, line: its loss, and the line of the user's code
     loss: float
     line: str
-    hidden: str = ""
+    hidden: str = ""  # what the loss depends on that no function of torch made; empty where all was seen
+    # of a loss that is hidden, or may turn out so, the parameters on which it depends, but not through the network
     uses: frozenset[str] = frozenset()
-    on_inner: bool = False
+    on_inner: bool = False  # whether it depends on inner values of the network, and not on its outputs alone
+    # the numbers of its backward passes: a reentrant checkpoint has one of its own
     passes: frozenset[int] = frozenset()
 
 

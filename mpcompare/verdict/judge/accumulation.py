@@ -8,19 +8,14 @@ SKETCHED = 1.05  # distances of sketches are those of tensors within 5 %
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """The weight of each micro-batch in the gradients, by least squares.
+    """The weight of each micro-batch in the gradients, by least squares."""
 
-    Attributes:
-        counts: a number for each micro-batch, 1 if the gradients are right.
-        rest: the norm of the part of the gradients that no counts explain, within 5 %.
-        smallest: singular value of the micro-batches' gradients: an error e of the gradients is one of at most
-            ``e / smallest`` in the counts.
-        weights: the part of the loss that each micro-batch is, times their number: 1 unless labels are counted.
-    """
-
-    counts: list[float]
-    rest: float
+    counts: list[float]  # a number for each micro-batch, 1 if the gradients are right
+    rest: float  # the norm of the part of the gradients that no counts explain, within 5 %
+    # singular value of the micro-batches' gradients: an error e of the gradients is one of at most ``e / smallest`` in
+    # the counts
     smallest: float
+    # the part of the loss that each micro-batch is, times their number: 1 unless labels are counted
     weights: list[float]
 
 

@@ -100,32 +100,23 @@ class KnownMistake:
 
 @dataclass(frozen=True)
 class Drive:
-    """A new backend that was driven for some steps.
+    """A new backend that was driven for some steps."""
 
-    Attributes:
-        steps: in their order.
-        updates: the updates that were taken, by tensor.
-        clips: theirs, where the task clips.
-        next_scale: after the last step.
-        finite: the first step of the first batch whose gradients are finite; None where none is.
-        buffers: after the first step, skipped or not, compared with the oracle's; empty where there are none.
-        known_mistakes: by how updates are made, in words that go on after "made"; empty where they are right.
-        digits: by kind of the optimizer's tensors, the share of numbers that have no more digits than a 16-bit format;
-            empty where the updates are right, unless the backend promises moments of such a format.
-        early: the kinds of the optimizer's tensors that hold another number than 0 before the first update.
-        idle: of each update, whether each parameter moved that has no gradient in it; empty where all have one in every
-            update.
-    """
-
-    steps: list[Step] = field(default_factory=list)
-    updates: list[dict[str, UpdateError]] = field(default_factory=list)
-    clips: list[Clip] = field(default_factory=list)
-    next_scale: NextScale | None = None
-    finite: Gradients | None = None
+    steps: list[Step] = field(default_factory=list)  # in their order
+    updates: list[dict[str, UpdateError]] = field(default_factory=list)  # the updates that were taken, by tensor
+    clips: list[Clip] = field(default_factory=list)  # theirs, where the task clips
+    next_scale: NextScale | None = None  # after the last step
+    finite: Gradients | None = None  # the first step of the first batch whose gradients are finite; None where none is
+    # after the first step, skipped or not, compared with the oracle's; empty where there are none
     buffers: Errors = field(default_factory=dict)
+    # by how updates are made, in words that go on after "made"; empty where they are right
     known_mistakes: dict[str, KnownMistake] = field(default_factory=dict)
+    # by kind of the optimizer's tensors, the share of numbers that have no more digits than a 16-bit format; empty
+    # where the updates are right, unless the backend promises moments of such a format
     digits: dict[str, float] = field(default_factory=dict)
+    # the kinds of the optimizer's tensors that hold another number than 0 before the first update
     early: list[str] = field(default_factory=list)
+    # of each update, whether each parameter moved that has no gradient in it; empty where all have one in every update
     idle: list[dict[str, bool]] = field(default_factory=list)
 
     @property

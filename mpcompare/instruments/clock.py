@@ -6,23 +6,9 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
-
-
-class Clock(Protocol):
-    """Marks points in time, and later returns the times between them."""
-
-    def mark(self) -> None:
-        """Marks this moment; on a GPU, the one when everything queued so far is done."""
-
-    def read(self) -> list[float]:
-        """Returns the milliseconds between neighbouring marks since the last read; waits for the last mark."""
-
-    def wait(self) -> None:
-        """Waits until the device has done all that was queued, on whatever stream."""
 
 
 class CpuClock:
@@ -32,14 +18,16 @@ class CpuClock:
         self._marks: list[int] = []
 
     def mark(self) -> None:
+        """Marks this moment; on a GPU, the one when everything queued so far is done."""
         self._marks.append(time.perf_counter_ns())
 
     def read(self) -> list[float]:
+        """Returns the milliseconds between neighbouring marks since the last read; waits for the last mark."""
         marks, self._marks = self._marks, []
         return [(after - before) / 1e6 for before, after in itertools.pairwise(marks)]
 
     def wait(self) -> None:
-        pass  # a CPU queues nothing
+        """Waits until the device has done all that was queued, on whatever stream. A CPU queues nothing."""
 
 
 class CudaClock:
@@ -61,6 +49,9 @@ class CudaClock:
 
     def wait(self) -> None:
         torch.cuda.synchronize()
+
+
+Clock = CpuClock | CudaClock
 
 
 def clock(device: torch.device) -> Clock:

@@ -10,20 +10,14 @@ from mpcompare.native import ops
 
 
 class DeviceLossScale:
-    """A loss scale by the native operators, with the same policy and the same bits.
-
-    Attributes:
-        scale: the scale of the next step, an fp32 scalar.
-        used_scale: the scale of the last step, an fp32 scalar: the gradients are divided by it.
-        found_inf: not 0 where the last step's gradients held inf or NaN, an fp32 scalar.
-    """
+    """A loss scale by the native operators, with the same policy and the same bits, in fp32 scalars."""
 
     def __init__(self, scaling: LossScale, device: torch.device) -> None:
         require_one_of(OF_GRAD_SCALER, scaling, "backend=fused")
         self.scaling = scaling
-        self.scale = torch.tensor(scaling.scale, dtype=torch.float32, device=device)
-        self.used_scale = self.scale.clone()
-        self.found_inf = torch.zeros((), device=device)
+        self.scale = torch.tensor(scaling.scale, dtype=torch.float32, device=device)  # of the next step
+        self.used_scale = self.scale.clone()  # of the last step: the gradients are divided by it
+        self.found_inf = torch.zeros((), device=device)  # not 0 where the last step's gradients held inf or NaN
         self.growth_tracker, self.overflows_left = (
             torch.tensor(getattr(scaling, name, 0), dtype=torch.int32, device=device)
             for name in ("growth_tracker", "overflows_left")

@@ -22,34 +22,24 @@ from mpcompare.watching.tape import Called, Event, Inner, Op, Root, Slot, Tape, 
 
 
 class Calls:
-    """The calls of the network since the gradients were last empty.
-
-    Attributes:
-        names, params: of the network.
-        recorder: writes down the calls of the layers; ``noted`` the random numbers that they draw.
-        tape: of the loop.
-        weights, called: all numbers, and some, of the weights as the network was called; None and empty after a step.
-        moves: how often the loop has moved the weights between two calls, without a step.
-        count: how often the network was called, with gradients or without.
-        training: whether the network was in training mode.
-        hidden: why the layers cannot be replayed; empty where they can.
-    """
+    """The calls of the network since the gradients were last empty."""
 
     def __init__(self, network: nn.Module, guard: Guard) -> None:
         self.network = network
         self.names = {id(p): name for name, p in network.named_parameters()}
         self.params = dict(network.named_parameters())
         self.spool = Spool()
-        self.recorder = Recorder(self.spool.copy, guard)
+        self.recorder = Recorder(self.spool.copy, guard)  # writes down the calls of the layers
         self._passes = self.recorder.passes = set()  # since the last backward
-        self.noted = _Noted(self.recorder.record.drawn, self.spool.copy, guard)
+        self.noted = _Noted(self.recorder.record.drawn, self.spool.copy, guard)  # the random numbers that they draw
         self.tape = Tape(self.names, self.spool.copy, self.made_within)
-        self.weights: Params | None = None
-        self.called: Params = {}
+        self.weights: Params | None = None  # as the network was called; None after a step
+        self.called: Params = {}  # some of their numbers
         self._latest: Params = {}  # some of the weights at the last call
-        self.moves = self.count = 0
-        self.training = True
-        self.hidden = ""
+        self.moves = 0  # how often the loop has moved the weights between two calls, without a step
+        self.count = 0  # how often the network was called, with gradients or without
+        self.training = True  # whether the network was in training mode
+        self.hidden = ""  # why the layers cannot be replayed; empty where they can
 
     def hide(self, why: str) -> None:
         """Is told why the layers cannot be replayed."""

@@ -31,16 +31,12 @@ AGREES = 0.1  # a finite difference is nearer than that to one of two derivative
 
 
 class Derivatives:
-    """The user's own functions, as far as replays have compared them.
-
-    Attributes:
-        off: by name how far a backward method is from the derivative of its forward method, as a part of it.
-        believed: the names of those that are believed.
-    """
+    """The user's own functions, as far as replays have compared them."""
 
     def __init__(self) -> None:
+        # By name how far a backward method is from the derivative of its forward method, as a part of it.
         self.off: dict[str, float] = {}
-        self.believed: set[str] = set()
+        self.believed: set[str] = set()  # the names of those that are believed
         self._wrong: set[type[Function]] = set()
 
     @contextmanager

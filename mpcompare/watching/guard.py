@@ -10,15 +10,11 @@ from mpcompare.errors import first_line
 
 
 class Guard:
-    """Calls parts of the watch. The first error ends the look: from then on nothing is called.
-
-    Attributes:
-        error: what was not examined for it; empty where there was none.
-        calls: whether it calls one at the moment.
-    """
+    """Calls parts of the watch. The first error ends the look: from then on nothing is called."""
 
     def __init__(self) -> None:
-        self.error, self.calls = "", False
+        self.error = ""  # what was not examined for it
+        self.calls = False  # whether it calls one at the moment
         # A loop may compile the step of its optimizer, whose hooks call us. Who compiles has imported the compiler.
         self._call = torch.compiler.disable(self._called) if "torch._dynamo" in sys.modules else self._called
 

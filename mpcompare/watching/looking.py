@@ -30,26 +30,18 @@ BACKWARD = (Tensor.backward, torch.autograd.backward)
 
 
 class Look(TorchFunctionMode):
-    """Everything that is seen of a loop.
-
-    Attributes:
-        sums: of the gradients.
-        steps: of the optimizers; ``taken`` in their order.
-        derivatives: of the user's own functions, which the replays of its sums find out.
-        guard: calls each part of the look.
-        on: whether it is under way.
-    """
+    """Everything that is seen of a loop."""
 
     def __init__(self, attached: Attached, done: Callable[[], None]) -> None:
         super().__init__()
         self.attached, self.network = attached, attached.network
-        self.guard = Guard()
+        self.guard = Guard()  # calls each part of the look
         self.sums = Sums(attached, self.guard)
         self.steps = Steps(attached, self.sums, self.guard, done)
         self.params, self.taken = self.sums.params, self.steps.taken
-        self.derivatives = Derivatives()
+        self.derivatives = Derivatives()  # which the replays of its sums find out
         self._handles: list[RemovableHandle] = []
-        self.on = self._entered = self._left = False
+        self.on = self._entered = self._left = False  # on: whether it is under way
         self._inside = 0  # calls of the network under way
         self._called: Called | None = None
         self._stance: Any = None  # of the compiler

@@ -20,26 +20,18 @@ from mpcompare.watching.sums import Sums
 
 
 class Steps:
-    """The steps of the optimizers of a loop.
-
-    Attributes:
-        taken: in their order.
-        step: the one that is under way.
-        scaler: the one that multiplied the loss, or that called ``step``; None where none did.
-        policy: that of the scaler, as it was when it was found; None where it is none of ours.
-        scales: the calls of its ``update``.
-        scaling: whether it multiplies a loss at the moment.
-        unscaled: whether it has divided the gradients.
-    """
+    """The steps of the optimizers of a loop."""
 
     def __init__(self, attached: Attached, sums: Sums, guard: Guard, done: Callable[[], None]) -> None:
         self.attached, self.sums, self.guard, self._done = attached, sums, guard, done
         self.taken: list[Taken] = []
-        self.step: Taken | None = None
-        self.scaler: Any = None
-        self.policy: LossScale | None = None
-        self.scales: list[ScaleChange] = []
-        self.scaling = self.unscaled = self._by_scaler = False
+        self.step: Taken | None = None  # the one that is under way
+        self.scaler: Any = None  # the one that multiplied the loss, or that called ``step``
+        self.policy: LossScale | None = None  # its policy as it was when it was found; None where it is none of ours
+        self.scales: list[ScaleChange] = []  # the calls of its ``update``
+        self.scaling = False  # whether it multiplies a loss at the moment
+        self.unscaled = False  # whether it has divided the gradients
+        self._by_scaler = False  # whether it calls ``step``
 
     def before(self, name: str, args: Any, kwargs: Any) -> Any:
         """Looks at what an optimizer is given; where a closure makes that, at the end of the closure."""

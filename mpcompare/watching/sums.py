@@ -28,27 +28,18 @@ UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 
 
 class Sums:
-    """The sum of gradients that is under way.
-
-    Attributes:
-        calls: the calls of the network in the sum.
-        order: what was done to the gradients since the last backward: each part and its line.
-        asked: the norm, and its type, to which ``clip_grad_norm_`` was asked to clip them since then.
-        places: the parameters of gradients, by the place of their numbers in memory.
-        clipped_early: the line that clips before backward has made any gradient; empty where none does.
-        clipped_late: the line that clips after the step that used the gradients; empty where none does.
-        kept_bad: the line that clips gradients of inf or NaN, to which backward then adds more; empty where none does.
-        backwards: how often backward was called; ``used``: the number of the last one that a step used.
-    """
+    """The sum of gradients that is under way."""
 
     def __init__(self, attached: Attached, guard: Guard) -> None:
         self.attached, self.calls = attached, Calls(attached.network, guard)
         self.params, self.spool = self.calls.params, self.calls.spool
-        self.order: list[tuple[str, str]] = []
-        self.asked: tuple[float, float] | None = None
-        self.places: dict[int, str] = {}
-        self.used = 0
-        self.clipped_early = self.clipped_late = self.kept_bad = ""
+        self.order: list[tuple[str, str]] = []  # what was done to them since the last backward: each part and its line
+        self.asked: tuple[float, float] | None = None  # norm and type to which torch was asked to clip them since then
+        self.places: dict[int, str] = {}  # the parameters of gradients, by the place of their numbers in memory
+        self.used = 0  # the number of the last backward that a step used
+        self.clipped_early = ""  # the line that clips before backward has made any gradient
+        self.clipped_late = ""  # the line that clips after the step that used the gradients
+        self.kept_bad = ""  # the line that clips gradients of inf or NaN, to which backward then adds more
         self._clipped = ""  # the norm and the line that clip between backward passes of this sum
         self._clips = False  # whether the gradients of the last step were clipped by torch's function
         self.backwards = self._dropped = self._given_up = 0

@@ -45,9 +45,7 @@ class Timing:
 
     rounds: int  # their number
     stopped: str  # ``rel_ci`` (every interval is narrow enough) or ``budget`` (time ran out)
-    # relative half width of the widest interval: of a ratio between two entrants; of the step time, if there was one
-    # entrant
-    half_width: float
+    half_width: float  # relative, of the widest interval of a ratio; of the step time, if there was one entrant
     seconds: float  # duration of timing
     race: str | None  # a name shared by those that took turns to the end; None for one alone
     compared: int  # the round of the block that is compared with the examined backend's, drawn for each entrant
@@ -241,9 +239,8 @@ class Result:
     backend: str
     precision: str  # the one asked for, until it is resolved
     task: str | None
-    # batch_size, seed: as they were asked for, which may be the reason why the run failed
-    batch_size: Any
-    seed: Any
+    batch_size: Any  # as it was asked for, which may be the reason why the run failed
+    seed: Any  # the same
     config: dict[str, Any]  # the whole configuration; a finished run's is a :class:`Config`
     error: str = ""  # why the run did not finish; empty where nothing is known of that
     sweep: str | None = None  # a hash of the folder of its sweep

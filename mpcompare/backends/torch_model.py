@@ -28,9 +28,8 @@ class TorchModel:
     # dtypes of the last step, of ``activations`` (the output), ``loss`` and ``gradients``
     observed: dict[str, torch.dtype]
     precision: str  # of an MLP's memory model
-    # scaler, device_type: of a backend whose ``GradScaler`` scales the loss
-    scaler: torch.amp.GradScaler
-    device_type: str
+    scaler: torch.amp.GradScaler  # of a backend whose ``GradScaler`` scales the loss
+    device_type: str  # of that one, too
     grad_norm: Tensor | None = None
     share: Tensor | None = None
 

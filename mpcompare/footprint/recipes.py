@@ -23,8 +23,7 @@ class FootprintRecipe:
 
     name: str  # its name in the table
     meaning: str  # the dtypes that it keeps, in a few words
-    # returns a backend, a copy of the module in it: with the phases of a step, or with the step in one piece
-    make: Callable[[nn.Module, Task], Any]
+    make: Callable[[nn.Module, Task], Any]  # returns a backend, with phases or in one piece, on a copy of the module
 
 
 def _eight_bit_moments(model: nn.Module, task: Task) -> Amp:

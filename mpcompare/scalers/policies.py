@@ -27,14 +27,11 @@ class ScalerState:
 
 @dataclass(frozen=True)
 class ScalerPolicy:
-    """A library's policy.
+    """A library's policy."""
 
-    Attributes:
-        init_scale, growth_interval, hysteresis, min_scale: its defaults, whatever the library calls them.
-        after: returns the state after a step that overflowed (True) or was finite.
-    """
-
+    # returns the state after a step that overflowed (True) or was finite
     after: Callable[["ScalerPolicy", ScalerState, bool], ScalerState]
+    # init_scale, growth_interval, hysteresis, min_scale: its defaults, whatever the library calls them
     init_scale: float = 2.0**16
     growth_interval: int = 2000
     hysteresis: int = 1

@@ -59,9 +59,8 @@ class PlainMlp:
     sizes: tuple[int, ...]  # widths of all layers, input and output included
     loss: str  # ``cross_entropy`` (targets are int64 classes ``[n]``) or ``mse`` (fp32 ``[n, out]``)
     rows: int  # the samples of a micro-batch, which forward and backward see at once
-    # accumulate, optimizer: as in the task
-    accumulate: int
-    optimizer: Sgd | Adam | AdamW
+    accumulate: int  # as in the task
+    optimizer: Sgd | Adam | AdamW  # as in the task
 
     @property
     def in_features(self) -> int:

@@ -24,8 +24,7 @@ class Attached:
     optimizers: Optimizers  # torch's own, by the names that the user gave them
     compiled: bool  # whether a compiler has the network, so that its layers call no hooks
     others: int  # the number of parameters of the optimizers that the network does not have
-    # whether the loop runs without the compiler while it is looked at, so that the layers call their hooks
-    eager: bool = False
+    eager: bool = False  # whether the loop runs without the compiler while it is looked at
 
     @property
     def hides_layers(self) -> bool:

@@ -38,8 +38,7 @@ class Replayed:
     """A sum of gradients, replayed."""
 
     precision: str
-    # None where it could not be; then ``why`` says the reason. Else that is why the loss was not replayed
-    layers: Layers | None
+    layers: Layers | None  # None where it could not be; ``why`` is the reason, else why the loss was not replayed
     why: str
     # of each loss that the roots are made of, the derivative of the root by it
     shares: list[tuple[Op | None, float]] = field(default_factory=list)

@@ -22,8 +22,7 @@ class HandedOn:
     factor: float  # by which all of them were multiplied, the loss scale put aside; NaN where there is none
     one: bool  # whether that is one factor for all
     norm: float  # of the raw gradients without the loss scale, 2-norm of all of them
-    # by parameter the norm of what no factor explains, relative; only where that is beyond roundings
-    rest: Mapping[str, float]
+    rest: Mapping[str, float]  # by parameter the relative norm of what no factor explains, beyond roundings
     factors: Mapping[str, float]  # by parameter its own factor, the loss scale included
     short: list[str]  # the parameters whose gradients have 16-bit digits, and had more of them before
     scale: float  # the loss scale in the raw gradients

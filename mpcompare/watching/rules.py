@@ -24,8 +24,7 @@ class Rule:
     """A rule of one group of parameters."""
 
     name: str  # of the optimizer
-    # the optimizer in our own terms, whose known mistakes have names; None of any other
-    known: Sgd | Adam | AdamW | None
+    known: Sgd | Adam | AdamW | None  # in our own terms, whose known mistakes have names; None of any other
     make: Any = None  # makes the optimizer of one parameter, where ``known`` is None
     kinds: Mapping[str, int] | None = None  # the dimensions of what it remembers
 

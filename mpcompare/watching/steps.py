@@ -26,8 +26,7 @@ class Sum:
     grads: Params  # all of them, before anything changed them
     weights: Params  # as the first call of the network had them
     first: Called | None  # that call; None where none was seen
-    # after the last one. The loop may call the network once more, without gradients, before it steps
-    buffers_after: Params
+    buffers_after: Params  # after the last call that is a part of it
     stale: list[str]  # the parameters whose gradients hold those of the update before, too
     dropped: int  # the number of backward passes whose gradients were cleared before an update used them
     given_up: int  # the number of those whose gradients held inf or NaN, and were cleared before
@@ -86,17 +85,14 @@ class Taken:
     finite: bool = True  # whether the gradients that the optimizer got were finite
     norm: float = math.nan  # the norm of all of them, where torch's function was asked to clip them; else NaN
     called: Params = field(default_factory=dict)  # the weights in forward
-    # before, after: the weights before the step and after it
-    before: Params = field(default_factory=dict)
-    after: Params = field(default_factory=dict)
-    # state, state_after: by parameter what the optimizer remembers
-    state: dict[str, dict[str, Any]] = field(default_factory=dict)
+    before: Params = field(default_factory=dict)  # the weights before the step
+    after: Params = field(default_factory=dict)  # and after it
+    state: dict[str, dict[str, Any]] = field(default_factory=dict)  # by parameter what it remembers
     state_after: dict[str, dict[str, Any]] = field(default_factory=dict)
     scale: float = 1.0  # the loss scale; 1 without a scaler
     by_scaler: bool = False  # whether a scaler called the step
-    # scaled, unscaled: whether the loss was multiplied by the scale, and the gradients were divided by it
-    scaled: bool = False
-    unscaled: bool = False
+    scaled: bool = False  # whether the loss was multiplied by the scale
+    unscaled: bool = False  # whether the gradients were divided by it
     skipped: bool = False  # whether the scaler left it out
     order: list[tuple[str, str]] = field(default_factory=list)  # the parts of the step: what was done, and the line
     # the norm, and its type, to which ``clip_grad_norm_`` was asked to clip; None where nobody asked

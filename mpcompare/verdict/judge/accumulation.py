@@ -15,8 +15,7 @@ class MicroBatches:
     # singular value of the micro-batches' gradients: an error e of the gradients is one of at most ``e / smallest`` in
     # the counts
     smallest: float
-    # the part of the loss that each micro-batch is, times their number: 1 unless labels are counted
-    weights: list[float]
+    weights: list[float]  # parts of the loss, times their number: 1 unless labels are counted
 
 
 def wrong_sum(batches: MicroBatches, limit: float) -> str:

@@ -23,8 +23,7 @@ class Aged:
 
     drive: Drive  # the step, at the initial weights
     grows: bool  # whether the loss scale grows after it
-    # by tensor, where the optimizer counts its updates; empty where it does not
-    counts: dict[str, Count] = field(default_factory=dict)
+    counts: dict[str, Count] = field(default_factory=dict)  # by tensor, where the optimizer counts
 
 
 def checks(case: Case) -> Checks:

@@ -21,12 +21,10 @@ IN_16_BITS = "buffers in 16 bits"
 class Buffer:
     """A buffer that training has moved."""
 
-    # dtype, should_dtype: the format in which the backend shows it, and that of the network
-    dtype: str
-    should_dtype: str
+    dtype: str  # the format in which the backend shows it
+    should_dtype: str  # and that of the network
     sketch: list[float]  # of its numbers
-    # the value of a whole number, and a fingerprint of several; empty where the network has other numbers
-    whole: str = ""
+    whole: str = ""  # a whole number, or a fingerprint of several; empty where the network has other numbers
     elements: int = 0  # how many of its numbers are not 0
     short: float = 0.0  # the share of these that have no more digits than a 16-bit format
 

@@ -22,14 +22,11 @@ LOST = 0.001  # the share of zeros that are no chance
 
 @dataclass(frozen=True)
 class TensorError:
-    """The error of one tensor's gradient, None if it is missing, and its limit.
-
-    Attributes:
-        signed_limit: that of the part of the error along the gradient, relative to it; None where it is not known.
-    """
+    """The error of one tensor's gradient, None if it is missing, and its limit."""
 
     of: GradientError | None
     limit: float
+    # that of the part of the error along the gradient, relative to it; None where it is not known
     signed_limit: float | None = None
 
     @property

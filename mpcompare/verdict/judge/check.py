@@ -19,9 +19,8 @@ class Check:
     """A number and its limit. Kind, place and tensor are its identity."""
 
     place: str  # the property that was looked at, and where
-    # value, limit: the check passes where ``value <= limit``; NaN does not pass
     value: float
-    limit: float
+    limit: float  # the check passes where ``value <= limit``; NaN does not pass
     cause: str  # a word or two for what is wrong where it fails; docs/verdict.md lists them
     because: str  # the same in a sentence, with its numbers
     kind: str = ""  # one of ``kinds.KINDS``
@@ -69,11 +68,9 @@ class Examined:
     dtypes: dict[str, str]  # as observed, by ``params``, ``activations``, ``gradients``, ``loss`` and ``optimizer``
     findings: "Findings"  # those of the examination
     steps: "pd.DataFrame"  # the rows of ``steps.csv``
-    # the step and the fingerprint of the weights where training continued; None: it began at the beginning
-    start: tuple[int, str] | None = None
+    start: tuple[int, str] | None = None  # step and fingerprint of the weights where training went on
     timed: Timed | None = None  # the timed blocks; None where nothing was timed
-    # the observed dtypes of each layer (``Backend.module_dtypes``); empty where they are not known
-    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of each layer (``Backend.module_dtypes``)
 
     @cached_property
     def unit_roundoff(self) -> float:

@@ -23,14 +23,12 @@ class Digits:
     """The cost of a precision of 16 bits at one layer, or in the work before it."""
 
     kind: str  # the class of the layer; empty for the work before one
-    # the error of its output if each of its operands and results is rounded once, relative to its norm
-    output: float = 0.0
+    output: float = 0.0  # of its output if each operand and result is rounded once, relative to its norm
     # the same of what its backward computes: the gradients of its parameters as one vector, and those that it passes
     # down as another; the larger of the two. 0 for the work before a layer
     gradient: float = 0.0
-    # terms, gradient_terms: how many times larger what is summed is than these results; it cancels
-    terms: float = 0.0
-    gradient_terms: float = 0.0
+    terms: float = 0.0  # how many times larger what is summed is than the output; it cancels
+    gradient_terms: float = 0.0  # and than the gradient
     loss: float = 0.0  # the change of the loss if its output is rounded once, relative to the loss
     overflow: float = 0.0  # the share of its output, or of the gradient that arrives there, that is beyond the format
     underflow: float = 0.0  # the share of that gradient, with the loss scale, that is below the format's normal numbers

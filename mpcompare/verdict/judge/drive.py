@@ -15,11 +15,9 @@ class Gradients:
     loss_noise: float  # standard deviation of the loss if each stored activation is rounded once
     gradients: Errors = field(default_factory=dict)  # the error of each gradient; empty where the backend shows none
     micro_batches: MicroBatches | None = None  # None where the step has only one, or no gradients are shown
-    # the same of each gradient by itself; empty where there are none
-    of_tensors: dict[str, MicroBatches] = field(default_factory=dict)
+    of_tensors: dict[str, MicroBatches] = field(default_factory=dict)  # of each gradient by itself
     subnormal: float = 0.0  # the share of the activations' gradients, times the loss scale, below fp16's normal numbers
-    # the precision that the gradients show; None where none are shown, and of later steps
-    effective_precision: str | None = None
+    effective_precision: str | None = None  # that the gradients show; None where none are shown
 
 
 @dataclass(frozen=True)
@@ -55,14 +53,11 @@ class Clip:
 
     norm: float  # that of all gradients before, as the backend says
     norm_after: float  # that of the clipped ones
-    # clip_norm, norm_type: as the task asks for
-    clip_norm: float
-    norm_type: float
+    clip_norm: float  # as the task asks for
+    norm_type: float  # as the task asks for
     elements: int  # the number of all elements
-    # should_norm, should_factor: the norm before, and the factor that follows from it; None where the gradients before
-    # clipping cannot be seen
-    should_norm: float | None = None
-    should_factor: float | None = None
+    should_norm: float | None = None  # the norm before; None where it cannot be seen
+    should_factor: float | None = None  # the factor that follows from it
     factors: dict[str, ClipFactor] = field(default_factory=dict)  # by tensor; empty where ``should_norm`` is None
 
 

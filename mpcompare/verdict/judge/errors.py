@@ -62,8 +62,7 @@ class PlaceError:
 
     error: float  # ``||recorded - exact||`` (Frobenius)
     norm: float  # ``||exact||``
-    # rounding, dimensions, samples, terms: as those of :class:`RoundingError`
-    rounding: float
+    rounding: float  # this and what follows: as in :class:`RoundingError`
     dimensions: float
     samples: int
     terms: float = 0.0

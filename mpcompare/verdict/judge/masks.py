@@ -28,16 +28,13 @@ class Masks:
 
 @dataclass(frozen=True)
 class MaskSamples:
-    """The first step with other random numbers each time.
+    """The first step with other random numbers each time."""
 
-    Attributes:
-        losses, exact_losses: of the backend, and of the network that is called as it is, in fp32.
-        slopes, exact_slopes: the number that times a mean gradient is closest to all gradients of such a step; without
-            those of a backend that shows none, or clipped ones.
-    """
-
+    # losses, exact_losses: of the backend, and of the network that is called as it is, in fp32
     losses: list[float]
     exact_losses: list[float]
+    # slopes, exact_slopes: the number that times a mean gradient is closest to all gradients of such a step; without
+    # those of a backend that shows none, or clipped ones
     slopes: list[float]
     exact_slopes: list[float]
 

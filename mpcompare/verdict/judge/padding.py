@@ -18,8 +18,7 @@ class Padding:
 
     loss: float  # as the backend says
     exact_loss: float  # of a few rows in fp32, a finite number
-    # by tensor, of the gradients that are finite in fp32, whether the backend's is
-    finite: dict[str, bool] = field(default_factory=dict)
+    finite: dict[str, bool] = field(default_factory=dict)  # by tensor, of those that are finite in fp32
 
 
 def checks(case: Case) -> Checks:

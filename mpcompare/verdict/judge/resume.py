@@ -23,15 +23,13 @@ from mpcompare.verdict.judge.trained import TrainedUpdate
 class Reload:
     """A backend that loaded the state of another, compared with that other, one step later."""
 
-    # loss and gradients of the backend that loaded, compared with the gradients of the backend that saved
-    step: Gradients
+    step: Gradients  # of the backend that loaded, compared with the gradients of the one that saved
     next_scale: NextScale  # after it, where the one that saved says what it should be
     error: float  # the distance of their weights and buffers
     norm: float  # the distance that those of the first moved in the step
     lost: list[str]  # the entries of the state that are others in the loaded backend
     weights: float  # the norm of the weights and buffers of the first after the step
-    # the update of the one that loaded, replayed from the state; None where it cannot be followed
-    update: TrainedUpdate | None
+    update: TrainedUpdate | None  # of the one that loaded, replayed from the state; None where it cannot be followed
 
 
 def checks(case: Case) -> Checks:

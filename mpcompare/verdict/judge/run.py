@@ -25,9 +25,8 @@ class NoiseRun:
     """Training once more, under changes that must not matter."""
 
     change: str  # the changes in words
-    # losses, skipped: step by step
-    losses: list[float]
-    skipped: list[bool]
+    losses: list[float]  # step by step
+    skipped: list[bool]  # step by step
     moved: dict[str, list[float]]  # the change of each parameter, as a sketch
     buffers: Buffers  # those that training moved, as it left them
     held_out: HeldOut | None  # loss and accuracy after it; None where there are no such samples

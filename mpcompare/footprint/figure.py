@@ -9,13 +9,8 @@ from mpcompare.footprint.recipes import FootprintRecipe
 from mpcompare.footprint.table import megabytes
 
 # Okabe and Ito's palette, as in the report's figure of memory, and greys for small kinds.
-COLOURS = dict(
-    zip(
-        KINDS,
-        ("#56B4E9", "#0072B2", "0.2", "#009E73", "#CC79A7", "#D55E00", "#E69F00", "#F0E442", "0.55", "0.8"),
-        strict=True,
-    )
-)
+PALETTE = ("#56B4E9", "#0072B2", "0.2", "#009E73", "#CC79A7", "#D55E00", "#E69F00", "#F0E442", "0.55", "0.8")
+COLOURS = dict(zip(KINDS, PALETTE, strict=True))
 
 
 def draw(title: str, footprints: Mapping[FootprintRecipe, Footprint | str]) -> Figure:

@@ -26,22 +26,20 @@ class FootprintRecipe:
     make: Callable[[nn.Module, Task], Any]  # returns a backend, with phases or in one piece, on a copy of the module
 
 
+def _trained(backend: Any, precision: str = "bf16") -> Callable[[nn.Module, Task], Any]:
+    return lambda model, task: backend(model, task, precision, NoLossScale())
+
+
 def _eight_bit_moments(model: nn.Module, task: Task) -> Amp:
     rule = cast(Optimizer, WithEightBitMoments(task.optimizer))  # a backend asks it for lr and make alone
     return Amp(model, replace(task, optimizer=rule), "bf16", NoLossScale())
 
 
 RECIPES = (
-    FootprintRecipe("fp32", "all in fp32", lambda model, task: Fp32(model, task, "fp32", NoLossScale())),
-    FootprintRecipe("amp", "fp32 params, 16-bit casts", lambda model, task: Amp(model, task, "bf16", NoLossScale())),
-    FootprintRecipe(
-        "master_weights",
-        "16-bit network, fp32 masters",
-        lambda model, task: MasterWeights(model, task, "bf16", NoLossScale()),
-    ),
-    FootprintRecipe(
-        "plain bf16", "params and moments in bf16", lambda model, task: Bf16Weights(model, task, "bf16", NoLossScale())
-    ),
+    FootprintRecipe("fp32", "all in fp32", _trained(Fp32, "fp32")),
+    FootprintRecipe("amp", "fp32 params, 16-bit casts", _trained(Amp)),
+    FootprintRecipe("master_weights", "16-bit network, fp32 masters", _trained(MasterWeights)),
+    FootprintRecipe("plain bf16", "params and moments in bf16", _trained(Bf16Weights)),
     FootprintRecipe("8-bit moments", "amp, moments in 8 bits", _eight_bit_moments),
     FootprintRecipe("int8 inference", "int8 weights, forward only", lambda model, task: Int8Inference(model)),
 )

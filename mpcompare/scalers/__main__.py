@@ -33,24 +33,19 @@ def _parser() -> argparse.ArgumentParser:
         "without training. Each is the library's own code where it is installed, and else a function that was tested "
         "to equal it.",
     )
-    parser.add_argument(
-        "pattern", nargs="?", metavar="PATTERN", help="..x....xx..: a dot is a finite step, an x overflows"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("pattern", nargs="?", metavar="PATTERN", help="..x....xx..: a dot is a finite step, an x overflows")
+    add(
         "--thresholds",
         type=Path,
         metavar="FILE",
         help="instead: on each line the largest scale at which a step is finite",
     )
-    parser.add_argument("--run", type=Path, metavar="FOLDER", help="instead: the overflows that a run recorded")
-    parser.add_argument("--steps", type=int, metavar="N", help="take N steps: repeats them, or leaves out the last")
-    parser.add_argument("--only", metavar="NAMES", help="libraries to compare with torch, as keras,flax (default: all)")
-    parser.add_argument(
-        "--init-scale", type=float, metavar="S", help="of all (default: each library's own; with --run: the run's)"
-    )
-    parser.add_argument(
-        "--interval", type=int, metavar="N", help="growth interval of all (default: each library's own)"
-    )
+    add("--run", type=Path, metavar="FOLDER", help="instead: the overflows that a run recorded")
+    add("--steps", type=int, metavar="N", help="take N steps: repeats them, or leaves out the last")
+    add("--only", metavar="NAMES", help="libraries to compare with torch, as keras,flax (default: all)")
+    add("--init-scale", type=float, metavar="S", help="of all (default: each library's own; with --run: the run's)")
+    add("--interval", type=int, metavar="N", help="growth interval of all (default: each library's own)")
     add_out(parser, "the figure", "scalers.png")
     return parser
 

@@ -130,7 +130,8 @@ def of_formats(look: Look) -> Iterator[Defect]:
     for name, module in look.network.named_modules():
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         kept = [n for n, t in own if t.is_floating_point() and t.dtype.itemsize == 2]
-        short = [n for n in kept if _is_trained(dict(own)[n]) or n.startswith("running")]
+        # A buffer may be a result of the network, which requires a gradient, too, and is not trained.
+        short = [n for n, t in own if n in kept and ((t.requires_grad and t.is_leaf) or n.startswith("running"))]
         if not short:
             continue
         kind = type(module).__name__
@@ -138,8 +139,3 @@ def of_formats(look: Look) -> Iterator[Defect]:
         because = f"{name or 'the network'} ({kind}) keeps {listed(short)} in {dtype}, where other weights are fp32"
         is_norm = isinstance(module, STAY_IN_FP32) and not isinstance(module, nn.Embedding)
         yield Defect("normalization" if is_norm else "no master weights", name, because)
-
-
-def _is_trained(tensor: Tensor) -> bool:
-    """Returns whether a tensor is trained: a buffer may be a result of the network, which requires a gradient, too."""
-    return tensor.requires_grad and tensor.is_leaf

@@ -131,17 +131,17 @@ def _sums_of(seen: Sequence[Sum], sums: Mapping[int, Replayed]) -> dict[str, Any
 
 def _loss_in_16_bits(seen: Sum) -> Iterator[str]:
     """Yields the parts of a loss that are computed in 16 bits. A loop may mean that, as autocast on a CPU does."""
-    for event in seen.tape:
-        if isinstance(event, Op) and event.name in SOFTMAX and event.dtypes[0] in (torch.float16, torch.bfloat16):
-            yield f"{_loss(event)} ({event.line})"
+    for op in seen.ops:
+        if op.name in SOFTMAX and op.dtypes[0] in (torch.float16, torch.bfloat16):
+            yield f"{_loss(op)} ({op.line})"
 
 
 def _constant_terms(seen: Sum) -> Iterator[str]:
     """Yields the lines that add a tensor other than 0 to a loss, though it requires no gradient."""
-    for event in seen.tape:
-        if isinstance(event, Op) and event.name in SUMS and event.scalar:
-            terms = [leaf for leaf in event.leaves if isinstance(leaf, Tensor) and leaf.numel() == 1]
-            yield from (event.line for term in terms if bool(term != 0))
+    for op in seen.ops:
+        if op.name in SUMS and op.scalar:
+            terms = [leaf for leaf in op.leaves if isinstance(leaf, Tensor) and leaf.numel() == 1]
+            yield from (op.line for term in terms if bool(term != 0))
 
 
 def _loss(op: Op | None) -> str:

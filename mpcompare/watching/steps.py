@@ -45,28 +45,27 @@ class Sum:
         return [event for event in self.tape if isinstance(event, Root)]
 
     @property
+    def ops(self) -> list[Op]:
+        """The functions of torch that the loop called."""
+        return [event for event in self.tape if isinstance(event, Op)]
+
+    @property
     def scaled(self) -> bool:
         """Whether a scaler multiplied the loss."""
-        return any(isinstance(event, Op) and event.scaled for event in self.tape)
+        return any(op.scaled for op in self.ops)
 
     def factors(self) -> Iterator[tuple[float, Op]]:
         """Yields the numbers that no function on the tape made, and by which a function on it multiplies."""
-        for event in self.tape:
-            if isinstance(event, Op) and event.name in PRODUCTS:
-                for leaf in event.leaves:
-                    if isinstance(leaf, (int, float)) or (isinstance(leaf, Tensor) and leaf.numel() == 1):
-                        yield float(leaf), event
+        for op in self.ops:
+            for leaf in op.leaves if op.name in PRODUCTS else ():
+                if isinstance(leaf, (int, float)) or (isinstance(leaf, Tensor) and leaf.numel() == 1):
+                    yield float(leaf), op
 
     @property
     def scales(self) -> list[float]:
         """The loss scales by which a scaler multiplied the losses."""
-        return [
-            float(leaf)
-            for event in self.tape
-            if isinstance(event, Op) and event.scaled and event.name == "mul"
-            for leaf in event.leaves
-            if isinstance(leaf, Tensor) and leaf.numel() == 1
-        ]
+        leaves = [leaf for op in self.ops if op.scaled and op.name == "mul" for leaf in op.leaves]
+        return [float(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.numel() == 1]
 
     @property
     def scale(self) -> float:

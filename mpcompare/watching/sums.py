@@ -128,7 +128,7 @@ class Sums:
         """Is told of each function that is called before it is, and notes what is done with gradients."""
         name = str(getattr(func, "__name__", ""))
         if func in CLIPPING:
-            if self.used == self.backwards and not self._begun() and _asked():
+            if self.used == self.backwards and not any(_is_there(p.grad) for p in self.params.values()) and _asked():
                 self.clipped_early = line_of_user()
             return
         if name in NORMS:
@@ -157,9 +157,6 @@ class Sums:
         alone = len(self.attached.optimizers) == 1 and not self.attached.others
         used = self.used == self.backwards and not self._clips and alone
         return used and asked[0] < total_norm({n: numbers(g) for n, g in self._left.items()}, asked[1]) < math.inf
-
-    def _begun(self) -> bool:
-        return any(_is_there(p.grad) for p in self.params.values())
 
     def keep(self) -> None:
         """Keeps the gradients as backward left them; called before anything changes them."""

@@ -17,29 +17,23 @@ ROUNDINGS = {"nearest": 1, "stochastic": 2, "compensated": 2}  # in units of the
 @dataclass(frozen=True)
 class Promises:
     """The differences from ``amp`` that a backend declares; by default none. Raises InputError where an attribute has
-    another value.
+    another value."""
 
-    Attributes:
-        weights: the format in which the optimizer keeps and updates the weights, and the network its buffers.
-        rounding: the way in which updated weights are rounded to that format: ``nearest``; ``stochastic``, up or down
-            at random; ``compensated``, where a second tensor keeps what was rounded away (Kahan).
-        moments: the format of the tensors that the optimizer keeps for each parameter.
-        clip_norm: the norm to which gradients are clipped although the task clips nothing; None: they are not.
-        loss_scale: the settings of a dynamic loss scale that are the backend's own, whatever was asked for, under the
-            names of ``mpcompare.loss_scale.DynamicLossScale``.
-        skips_without_scale: whether a step whose gradients hold inf or NaN is skipped although the loss is not scaled.
-        restores_buffers: whether a step that is skipped leaves the network's buffers as they were before it.
-        repeats: whether a step gives the same bits each time that it is taken from one state.
-    """
-
+    # the format in which the optimizer keeps and updates the weights, and the network its buffers
     weights: str = "fp32"
+    # the way in which updated weights are rounded to that format: ``nearest``; ``stochastic``, up or down at random;
+    # ``compensated``, where a second tensor keeps what was rounded away (Kahan)
     rounding: str = "nearest"
-    moments: str = "fp32"
+    moments: str = "fp32"  # the format of the tensors that the optimizer keeps for each parameter
+    # the norm to which gradients are clipped although the task clips nothing; None: they are not
     clip_norm: float | None = None
+    # the settings of a dynamic loss scale that are the backend's own, whatever was asked for, under the names of
+    # ``mpcompare.loss_scale.DynamicLossScale``
     loss_scale: Mapping[str, float] = field(default_factory=dict)
+    # whether a step whose gradients hold inf or NaN is skipped although the loss is not scaled
     skips_without_scale: bool = False
-    restores_buffers: bool = False
-    repeats: bool = True
+    restores_buffers: bool = False  # whether a step that is skipped leaves the network's buffers as they were before it
+    repeats: bool = True  # whether a step gives the same bits each time that it is taken from one state
 
     def __post_init__(self) -> None:
         check_choice("promises.weights", self.weights, FORMATS)

@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
+from mpcompare.backends.torch_model import skipped_by
 from mpcompare.scalers.policies import ScalerPolicy, ScalerStopped
 
 
@@ -27,26 +28,19 @@ class Torch:
     def __init__(self, policy: ScalerPolicy) -> None:
         self.parameter = torch.zeros(1, requires_grad=True)
         self.optimizer = torch.optim.SGD([self.parameter], lr=0.0)
-        self.optimizer.register_step_post_hook(lambda *_: self._count())
-        self.scaler = torch.amp.GradScaler(
-            "cpu", init_scale=policy.start().scale, growth_interval=policy.growth_interval
-        )
-        self.updates = 0
-
-    def _count(self) -> None:
-        self.updates += 1
+        init_scale, interval = policy.start().scale, policy.growth_interval
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=interval)
 
     @property
     def scale(self) -> float:
         return self.scaler.get_scale()
 
     def step(self, overflow: bool) -> bool:
-        before = self.updates
         self.scaler.scale(torch.zeros(()))  # the scaler starts here
         self.parameter.grad = torch.tensor([math.inf if overflow else 1.0])
-        self.scaler.step(self.optimizer)
+        skipped = skipped_by(lambda: self.scaler.step(self.optimizer), self.optimizer)
         self.scaler.update()
-        return self.updates == before
+        return bool(skipped)
 
 
 class Keras:

@@ -54,6 +54,8 @@ class Library:
         return PolicyScaler(policy), Code(own=False, said=f"{self.name} ({why})")
 
 
+DEEPSPEED = ScalerPolicy(as_in_deepspeed, growth_interval=1000, hysteresis=2, min_scale=1.0)
+MEGATRON = ScalerPolicy(as_in_megatron, init_scale=2.0**32, growth_interval=1000, hysteresis=2, min_scale=1.0)
 LIBRARIES: Mapping[str, Library] = {
     each.name: each
     for each in (
@@ -61,17 +63,7 @@ LIBRARIES: Mapping[str, Library] = {
         Library("keras", "keras", ScalerPolicy(as_in_keras, init_scale=2.0**15), libraries.Keras),
         Library("jmp", "jmp", ScalerPolicy(as_in_loss_scale_py, init_scale=2.0**15, min_scale=1.0), libraries.Jmp),
         Library("flax", "flax", ScalerPolicy(as_in_flax, min_scale=FP32.smallest_normal), libraries.Flax),
-        Library(
-            "deepspeed",
-            "deepspeed",
-            ScalerPolicy(as_in_deepspeed, growth_interval=1000, hysteresis=2, min_scale=1.0),
-            libraries.DeepSpeed,
-        ),
-        Library(
-            "megatron",
-            "megatron-core",
-            ScalerPolicy(as_in_megatron, init_scale=2.0**32, growth_interval=1000, hysteresis=2, min_scale=1.0),
-            libraries.Megatron,
-        ),
+        Library("deepspeed", "deepspeed", DEEPSPEED, libraries.DeepSpeed),
+        Library("megatron", "megatron-core", MEGATRON, libraries.Megatron),
     )
 }

@@ -55,19 +55,19 @@ def attached(model: Any, optimizer: Any, eager: bool = False) -> Attached:
     named = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
     if isinstance(optimizer, (list, tuple)):
         named = {f"optimizer {number}": each for number, each in enumerate(optimizer, start=1)}
+    expected = "expected a torch.optim.Optimizer, or several by name"
     if not named:
-        raise InputError("watch: optimizer", optimizer, "expected a torch.optim.Optimizer, or several by name")
+        raise InputError("watch: optimizer", optimizer, expected)
     found: Optimizers = {}
     own, others = {id(p) for p in network.parameters()}, 0
     for name, each in named.items():
         inner = unwrapped(each)
         if inner is None:
-            expected = "expected a torch.optim.Optimizer, or several by name"
             raise InputError(f"watch: {name}", type(each).__name__, expected)
         params = [p for group in inner.param_groups for p in group["params"]]
         if not any(id(p) in own for p in params):
-            expected = f"has none of the parameters of {type(network).__name__}"
-            raise InputError(f"watch: {name}", type(inner).__name__, expected)
+            other = f"has none of the parameters of {type(network).__name__}"
+            raise InputError(f"watch: {name}", type(inner).__name__, other)
         others += sum(id(p) not in own for p in params)
         found[name] = inner
     outer = model if model is not network else compiled_wrapper(network) or model

@@ -34,32 +34,28 @@ APART = K**2  # of two errors over their measures, either of which may be K time
 
 @dataclass(frozen=True)
 class Layers(Gradients):
-    """A step compared with its forced replay, which goes on at each layer from what the backend had there.
+    """A step compared with its forced replay, which goes on at each layer from what the backend had there. Gradients of
+    the parameters are compared with those that follow from the recorded operands."""
 
-    Attributes:
-        gradients: of the parameters, compared with those that follow from the recorded operands.
-        places: by ``input LAYER``, ``output LAYER``, ``gradient LAYER`` and ``buffer BUFFER`` the error there; of
-            several calls that of the furthest one.
-        rounding: the error that one rounding of each result makes in each gradient.
-        detached: the layers that pass no gradient back from an output, and should.
-        digits: by layer, or ``before LAYER`` for the work before it, what 16 bits cost there, in the order of forward;
-            empty in other precisions.
-        of_kernels: of the gradients of norms that are further off than roundings make, the errors compared with the
-            gradients that torch's own kernels make of the same operands, where these are nearer.
-        factor: by which the backend multiplies the gradient at the output of the network, the loss scale put aside.
-        as_given: whether the network was called once for each micro-batch, with its rows as they are. Masks that are
-            drawn for other rows are other masks.
-        loss_is_replayed: whether the loss was, too. It is not where nobody can tell which rows the network was called
-            with: then these layers do not tell what the loss makes of its outputs.
-    """
-
+    # by ``input LAYER``, ``output LAYER``, ``gradient LAYER`` and ``buffer BUFFER`` the error there; of several calls
+    # that of the furthest one
     places: dict[str, PlaceError] = field(default_factory=dict)
-    rounding: RoundingErrors = field(default_factory=dict)
-    detached: list[str] = field(default_factory=list)
+    rounding: RoundingErrors = field(default_factory=dict)  # that one rounding of each result makes in each gradient
+    detached: list[str] = field(
+        default_factory=list
+    )  # the layers that pass no gradient back from an output, and should
+    # by layer, or ``before LAYER`` for the work before it, what 16 bits cost there, in the order of forward; empty in
+    # other precisions
     digits: dict[str, Digits] = field(default_factory=dict)
+    # of the gradients of norms that are further off than roundings make, the errors compared with the gradients that
+    # torch's own kernels make of the same operands, where these are nearer
     of_kernels: Errors = field(default_factory=dict)
-    factor: float = 1.0
+    factor: float = 1.0  # of the gradient at the output of the network, the loss scale put aside
+    # whether the network was called once for each micro-batch, with its rows as they are. Masks that are drawn for
+    # other rows are other masks
     as_given: bool = True
+    # whether the loss was, too. It is not where nobody can tell which rows the network was called with: then these
+    # layers do not tell what the loss makes of its outputs
     loss_is_replayed: bool = True
 
 

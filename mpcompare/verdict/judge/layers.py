@@ -41,9 +41,7 @@ class Layers(Gradients):
     # that of the furthest one
     places: dict[str, PlaceError] = field(default_factory=dict)
     rounding: RoundingErrors = field(default_factory=dict)  # that one rounding of each result makes in each gradient
-    detached: list[str] = field(
-        default_factory=list
-    )  # the layers that pass no gradient back from an output, and should
+    detached: list[str] = field(default_factory=list)  # the layers that should pass a gradient back, and do not
     # by layer, or ``before LAYER`` for the work before it, what 16 bits cost there, in the order of forward; empty in
     # other precisions
     digits: dict[str, Digits] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The columns of tables: each is defined once, for every output that shows it."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -80,10 +80,10 @@ def percent(difference: float) -> str:
     return "-" if math.isnan(difference) else f"{round(100 * difference, 1) + 0.0:+.1f} %"
 
 
-def named(columns: Iterable[Column[R]], names: Sequence[str]) -> tuple[Column[R], ...]:
-    """Returns the columns with these names, in the order of the names."""
+def named(columns: Iterable[Column[R]], names: str) -> tuple[Column[R], ...]:
+    """Returns the columns with these names, which spaces part, in the order of the names."""
     by_name = {column.name: column for column in columns}
-    return tuple(by_name[name] for name in names)
+    return tuple(by_name[name] for name in names.split())
 
 
 def values(columns: Iterable[Column[R]], row: R) -> dict[str, Any]:

@@ -185,8 +185,5 @@ COLUMNS: tuple[Column[DigitsRow], ...] = (
 )  # fmt: skip
 SHOWN = named(
     COLUMNS,
-    (
-        *("label", "layer", "kind", "computes", "output_lost", "gradient_lost", "advice", "why"),
-        *("terms", "gradient_terms", "loss", "overflow", "underflow"),
-    ),
+    "label layer kind computes output_lost gradient_lost advice why terms gradient_terms loss overflow underflow",
 )

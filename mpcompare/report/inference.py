@@ -82,44 +82,24 @@ COLUMNS: tuple[Column[InferenceRow], ...] = (
     Column("batch_size", "1", "The number of samples in a batch.", lambda row: batch_size(row.entry)),
     recorded("test_accuracy", "1", "The accuracy on held-out samples.", heading="test acc.", text=number(".4f")),
     recorded("test_loss", "1", "The loss on held-out samples.", heading="test loss", text=number(".5f")),
-    recorded(
-        "latency_ms", "ms", "The time of a batch, median of the timed ones.", heading="ms/batch p50", text=number(".4g")
-    ),
+    recorded("latency_ms", "ms", "The time of a batch, median of the timed ones.",
+             heading="ms/batch p50", text=number(".4g")),
     recorded("latency_ms_p20", "ms", "The time of a batch, 20th percentile of the timed ones."),
     recorded("latency_ms_p80", "ms", "The time of a batch, 80th percentile of the timed ones."),
     percentiles("latency_ms", "The time of a batch, 20th to 80th percentile of the timed ones."),
-    recorded(
-        "samples_per_s", "1/s", "The samples of a batch over its median time.", heading="samples/s", text=number(".4g")
-    ),
-    recorded(
-        "peak_memory_bytes",
-        "bytes",
-        "The measured peak of memory, weights and batch included.",
-        heading="peak MB",
-        text=number(".4g", per=1e6),
-    ),
-    recorded(
-        "weight_bytes",
-        "bytes",
-        "The memory of parameters and buffers.",
-        heading="weights MB",
-        text=number(".4g", per=1e6),
-    ),
+    recorded("samples_per_s", "1/s", "The samples of a batch over its median time.",
+             heading="samples/s", text=number(".4g")),
+    recorded("peak_memory_bytes", "bytes", "The measured peak of memory, weights and batch included.",
+             heading="peak MB", text=number(".4g", per=1e6)),
+    recorded("weight_bytes", "bytes", "The memory of parameters and buffers.",
+             heading="weights MB", text=number(".4g", per=1e6)),
     recorded("unavailable", TEXT, "The reason why the network cannot be applied in this way."),
-    Column(
-        "time_vs_fp32",
-        "1",
-        "The time of a batch in this way over the time in fp32: smaller is faster.",
-        lambda row: row.time_ratio,
-        heading="time / fp32",
-        text=number(".2f"),
-    ),
-)
+    Column("time_vs_fp32", "1", "The time of a batch in this way over the time in fp32: smaller is faster.",
+           lambda row: row.time_ratio, heading="time / fp32", text=number(".2f")),
+)  # fmt: skip
 # The columns of a console, in their order there.
 SHOWN = named(
     COLUMNS,
-    (
-        *(*NAMES, *SCORES, "latency_ms", "latency_ms_p20_p80", "time_vs_fp32", "samples_per_s"),
-        *("peak_memory_bytes", "weight_bytes"),
-    ),
+    "label way test_accuracy test_loss latency_ms latency_ms_p20_p80 time_vs_fp32 samples_per_s peak_memory_bytes "
+    "weight_bytes",
 )

@@ -8,7 +8,6 @@ from functools import cached_property
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
-from mpcompare.report.verdicts import word
 from mpcompare.verdict.judge.check import Check
 from mpcompare.verdict.judge.verdict import Verdict
 
@@ -17,31 +16,23 @@ SHOWN = 40  # bars of a kind and run: a network of 200 tensors has thousands, wh
 NEAR = 0.5  # of a limit: a value from here on is drawn darker, and stays where only these are shown
 
 
-def ratio(check: Check) -> float:
-    """Returns the value over its limit: 0 where both are 0, inf where the limit alone is, NaN where one is."""
-    if check.limit == math.inf and check.passed:
-        return 0.0
-    if check.limit == 0:
-        return 0.0 if check.value == 0 else math.nan if math.isnan(check.value) else math.inf
-    return check.value / check.limit
-
-
 @dataclass(frozen=True)
 class Bar:
-    """A check as it is drawn.
-
-    Attributes:
-        check: its value, its limit and its cause.
-        anchor: the id of its element, and the fragment of a link to it: ``check=RUN/NAME`` without spaces.
-    """
+    """A check as it is drawn. ``anchor`` is the id of its element, and the fragment of a link to it:
+    ``check=RUN/NAME`` without spaces."""
 
     check: Check
     anchor: str
 
     @cached_property
     def ratio(self) -> float:
-        """The value over its limit."""
-        return ratio(self.check)
+        """The value over its limit: 0 where both are 0, inf where the limit alone is, NaN where one is."""
+        value, limit = self.check.value, self.check.limit
+        if limit == math.inf and self.check.passed:
+            return 0.0
+        if limit == 0:
+            return 0.0 if value == 0 else math.nan if math.isnan(value) else math.inf
+        return value / limit
 
     @property
     def length(self) -> float:
@@ -123,11 +114,6 @@ class CheckedRun:
     entry: Entry
     verdict: Verdict
     bars: Sequence[Bar]
-
-    @property
-    def word(self) -> str:
-        """The verdict in a word or three."""
-        return word(self.entry, self.verdict)
 
     @property
     def kinds(self) -> list[Kind]:

@@ -47,6 +47,7 @@ def render(report: Report, files: Sequence[str]) -> str:
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         uplot_licence=_text("uplot/LICENSE"),
         files=files,
+        roles=dtypes.ROLES,
         axis=range(checks.LOWEST, checks.HIGHEST + 1),
     )
 

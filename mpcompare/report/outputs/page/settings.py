@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpcompare.records import finite, named_fields
 from mpcompare.report.comparison import Comparison, Entry
@@ -13,48 +12,28 @@ from mpcompare.report.figures.dtypes import alike, grouped
 Values = Mapping[str, Any]  # the settings of a run, by name
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A row: the values of all runs, and whether they differ."""
+class Setting(NamedTuple):
+    """A row: its name, the texts of all runs, and whether they differ."""
 
     name: str
     values: Sequence[str]
     differs: bool
 
 
-@dataclass(frozen=True)
-class Settings:
-    """A table of settings; one column stands for all runs where no setting differs."""
-
-    labels: Sequence[str]
-    rows: Sequence[Setting]
-
-    @property
-    def differing(self) -> int:
-        """The number of settings that differ."""
-        return sum(row.differs for row in self.rows)
-
-
-@dataclass(frozen=True)
-class LayerRow:
+class LayerRow(NamedTuple):
     """A row of the table of dtypes: layers that are alike, and by run their dtypes with whether each differs."""
 
     name: str
     layer_class: str
     runs: Sequence[Sequence[tuple[str, bool]]]
-
-    @property
-    def differs(self) -> bool:
-        return any(differs for dtypes in self.runs for _, differs in dtypes)
+    differs: bool
 
 
-@dataclass(frozen=True)
-class Dtypes:
-    """The dtypes of layers: a group of columns for each run, with a column for each of ``ROLES``."""
+class Settings(NamedTuple):
+    """A table with a column, or one for each of ``ROLES``, for each label."""
 
     labels: Sequence[str]
-    rows: Sequence[LayerRow]
-    roles: Mapping[str, str]
+    rows: Sequence[Setting | LayerRow]
 
 
 def configurations(comparison: Comparison) -> Settings:
@@ -84,7 +63,7 @@ def versions(comparison: Comparison) -> Settings:
     return _settings(comparison.entries, of)
 
 
-def dtypes(comparison: Comparison) -> Dtypes:
+def dtypes(comparison: Comparison) -> Settings:
     """Returns the dtypes of all layers as observed; without rows where none were."""
     runs = alike(observed(comparison))
     baseline = next((entry for entry in runs.values() if entry.is_baseline), None)
@@ -96,11 +75,12 @@ def dtypes(comparison: Comparison) -> Dtypes:
             own = layers_of(entry).get(names[0]) or {}
             cells.append([(own.get(role, ""), role in different) for role in ROLES])
         name = " .. ".join(dict.fromkeys((names[0], names[-1]))) or "the network"
-        rows.append(LayerRow(name, layer_class, cells))
-    return Dtypes(list(runs), rows, ROLES)
+        rows.append(LayerRow(name, layer_class, cells, any(differs for run in cells for _, differs in run)))
+    return Settings(list(runs), rows)
 
 
 def _settings(entries: Sequence[Entry], of: Callable[[Entry], Values]) -> Settings:
+    """Returns the settings of runs; one column stands for all where none differs."""
     columns = [{name: _text(value) for name, value in of(entry).items()} for entry in entries]
     names = dict.fromkeys(name for column in columns for name in column)
     rows = []

@@ -42,7 +42,7 @@ def _part(part: SubFigure, run: Judged) -> None:
         if used != 1:
             _moved_limits(axes, used)
         histograms.draw(axes, counts, low, high)
-        histograms.table(axes, *_losses(counts["first"], used), left_out)
+        histograms.table(axes, "% of what is not 0", *_losses(counts["first"], used), left_out)
         axes.set_title(title, fontsize=9, loc="left")
     panels[-1].set_xlabel("|value|   (at the left: exactly 0)")
 
@@ -98,16 +98,13 @@ def _power(scale: float) -> str:
     return power(2, exponent) if exponent.is_integer() else f"{scale:g}"
 
 
-def _losses(counts: Counts, scale: float) -> tuple[str, list[str]]:
-    """The head and the rows of the table: the shares that fp16 loses of each tensor, without and with the scale."""
+def _losses(counts: Counts, scale: float) -> tuple[list[str], dict[str, str]]:
+    """The heads and the cells of the table: the shares that fp16 loses of each tensor, without and with the scale."""
     scales = [1.0, scale] if scale != 1 else [1.0]
     words = ["in fp16", f"in fp16 x 2^{math.log2(scale):.4g}"]
-    width, shown = histograms.short(list(counts))
-    head = "% of what is not 0\n" + " " * width + "".join(f"  {word:^16}" for word in words[: len(scales)])
-    head += "\n" + " " * width + f"{'to 0':>7}{'subnormal':>11}" * len(scales)
-    rows = []
-    for values, text in zip(counts.values(), shown, strict=True):
+    heads = ["".join(f"  {word:^16}" for word in words[: len(scales)]), f"{'to 0':>7}{'subnormal':>11}" * len(scales)]
+    rows = {}
+    for name, values in counts.items():
         lost = [lost_in_fp16(values, s) for s in scales]
-        parts = "".join(f"{histograms.percent(zero):>7}{histograms.percent(subnormal):>11}" for zero, subnormal in lost)
-        rows.append(text + parts)
-    return head, rows
+        rows[name] = "".join(f"{histograms.percent(zero):>7}{histograms.percent(below):>11}" for zero, below in lost)
+    return heads, rows

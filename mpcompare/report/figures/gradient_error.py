@@ -115,7 +115,7 @@ def _worst(gradients: GradientTable, places: Sequence[int]) -> tuple[str, str] |
         return None
     number, place = max(ratios, key=lambda key: ratios[key])
     name = f"  {gradients.tensors[place]}" if len(places) > 1 else ""
-    return f"{ratios[number, place]:.3g}{name}", gradients.series[number].run.colour
+    return f"{ratios[number, place]:.3g}{name}", kit.colour(gradients.series[number].run.place)
 
 
 def _draw(part: SubFigure, drawn: tuple[GradientTable, Layout]) -> None:
@@ -162,7 +162,7 @@ def _panel(axes: Axes, series: Sequence[Series], values: Sequence[np.ndarray], l
         heights = np.empty(len(value))
         for row, places in enumerate(layout.rows):
             heights[list(places)] = row + (number - (len(series) - 1) / 2) * lane
-        colour, marker = each.run.colour, kit.marker(each.run.place)
+        colour, marker = kit.colour(each.run.place), kit.marker(each.run.place)
         shown = np.where(value > 0, value, np.nan)
         axes.scatter(shown, heights, s=10, color=colour, marker=marker, linewidths=0, alpha=0.75, label=each.label)
         beyond = heights[value == np.inf]

@@ -88,7 +88,8 @@ def _vanishing(runs: Sequence[Judged], tensors: Sequence[str]) -> list[str]:
 
 def _relative_limit(run: Judged, runs: Sequence[Judged], tensor: str) -> float:
     """The limit of a run's error, or, for a reference, of the runs that were compared with it; NaN if there is none."""
-    norm = run.norm(tensor) or run.reference_norm(tensor)  # of a gradient that is missing
+    reference = next((other for other in runs if other.entry is run.reference), run)
+    norm = run.norm(tensor) or reference.norm(tensor)  # of a gradient that is missing
     judges = compared(run, runs) if run.is_reference else [run]
     limits = [judge.limit(("gradients", "layers"), f"gradient {FIRST}", tensor) for judge in judges]
     return next((limit / norm for limit in limits if math.isfinite(limit) and norm), math.nan)

@@ -130,14 +130,16 @@ def _end(name: str, size: int) -> str:
     return "..." + (tail.partition(".")[2] or tail)
 
 
-def table(axes: Axes, head: str, rows: Sequence[str], left_out: Sequence[str]) -> None:
-    """Draws the legend as a table beside the panel, a row a histogram."""
-    head = "\n".join(" " * 5 + line for line in head.splitlines())  # as wide as the line before each row
+def table(axes: Axes, title: str, heads: Sequence[str], rows: Mapping[str, str], left_out: Sequence[str]) -> None:
+    """Draws the legend as a table beside the panel, a row a histogram: its name, and the cells of that name in
+    ``rows``, above which the ``heads`` stand."""
+    width, names = short(list(rows))
+    lines = [title, *(" " * width + head for head in heads)]
     handles = axes.get_legend_handles_labels()[0]
-    legend = axes.legend(
+    axes.legend(
         handles,
-        rows[: len(handles)],
-        title=head,
+        [name + cells for name, cells in zip(names, rows.values(), strict=True)][: len(handles)],
+        title="\n".join(" " * 5 + line for line in lines),  # as wide as the line before each row
         loc="upper left",
         bbox_to_anchor=(1.0, 1.0),
         frameon=False,
@@ -148,7 +150,6 @@ def table(axes: Axes, head: str, rows: Sequence[str], left_out: Sequence[str]) -
         handletextpad=0.8,
         borderpad=0,
     )
-    legend.set_in_layout(True)
     if left_out:
-        names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-        axes.set_title(f"not drawn ({len(left_out)}): {names}", fontsize=7, loc="right")
+        some = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
+        axes.set_title(f"not drawn ({len(left_out)}): {some}", fontsize=7, loc="right")

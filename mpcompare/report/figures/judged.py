@@ -3,13 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report, Verdicts
-from mpcompare.report.figures import kit
 from mpcompare.report.runs import Run
 from mpcompare.report.verdicts import examined_of
 from mpcompare.verdict.findings import Findings
@@ -48,14 +46,6 @@ class Judged:
     def is_reference(self) -> bool:
         return self.reference is self.entry
 
-    @property
-    def colour(self) -> str:
-        return kit.colour(self.place)
-
-    @property
-    def line(self) -> dict[str, Any]:
-        return kit.line(self.place)
-
     def limit(self, kinds: Sequence[str], place: str, tensor: str = "") -> float:
         """Returns the limit of a check of one of these kinds; NaN if the run was not checked for that."""
         known = ((c.kind in kinds, c.place, c.tensor, c.limit) for c in self.verdict.checks)
@@ -73,16 +63,18 @@ class Judged:
 
     @property
     def gradients(self) -> Errors:
-        """Errors of the gradients in the first step, by tensor; empty where none are known."""
-        return _gradients(self.findings)
+        """Errors of the gradients in the first step, by tensor: by its forced replay, or else by the oracle of the
+        whole network; empty where none are known."""
+        if (findings := self.findings) is None:
+            return {}
+        if (replay := findings.replays.get("first")) is None:
+            return findings.first.gradients
+        return {name: replay.gradients[name] for name in findings.layers if name in replay.gradients}
 
     def norm(self, tensor: str) -> float:
         """Returns the norm of the exact gradient in the first step; 0 where it is not known."""
-        return _norm(self.gradients, tensor)
-
-    def reference_norm(self, tensor: str) -> float:
-        """Returns :meth:`norm` of the reference; 0 where there is none."""
-        return _norm(_gradients(self.reference.run.findings if self.reference else None), tensor)
+        error = self.gradients.get(tensor)
+        return error.norm if error else 0.0
 
     @property
     def first_scale(self) -> float:
@@ -119,20 +111,6 @@ class Judged:
     def noise_runs(self) -> int:
         """The number of runs that measured the noise."""
         return len(self.findings.noise) if self.findings else 0
-
-
-def _gradients(findings: Findings | None) -> Errors:
-    """Returns the errors by the forced replay of the first step, or else by the oracle of the whole network."""
-    if findings is None:
-        return {}
-    if (replay := findings.replays.get("first")) is None:
-        return findings.first.gradients
-    return {name: replay.gradients[name] for name in findings.layers if name in replay.gradients}
-
-
-def _norm(gradients: Errors, tensor: str) -> float:
-    error = gradients.get(tensor)
-    return error.norm if error else 0.0
 
 
 def judged(report: Report) -> list[list[Judged]]:

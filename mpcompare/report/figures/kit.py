@@ -54,11 +54,11 @@ def line(place: int) -> dict[str, Any]:
     return {**dashed(place), "linewidth": max(2.6 - 0.5 * place, 1)}
 
 
-def legend(part: Figure | SubFigure, handles: Sequence[Any], labels: Sequence[str], **more: Any) -> None:
+def legend(part: Figure | SubFigure, handles: Sequence[Any], labels: Sequence[str]) -> None:
     """Draws a legend below a part, in as many columns as the labels leave room for."""
     longest = max(map(len, labels), default=1)
     ncols = max(1, min(4, len(labels), int(part.get_figure(root=True).get_figwidth() * 15 / (longest + 10))))
-    part.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=8, handlelength=4, **more)
+    part.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=8, handlelength=4)
 
 
 def grid(comparisons: Sequence[Comparison], height: float, width: float = WIDTH) -> tuple[Figure, list[SubFigure]]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.kit import colour, dashed, legend, marker, parts_of
+from mpcompare.report.figures.kit import at_the_top, colour, dashed, legend, marker, parts_of
 
 MANY = 20  # runs that one panel can show: colours and dashes tell no more apart, and each has a panel of its own
 IN_ROW, INCHES = 5, 1.25  # panels in a row, and the height of a row
@@ -81,8 +81,7 @@ def _difference(axes: Axes, place: int, entry: Entry) -> None:
         return
     shown = difference.where(difference > 0)
     axes.plot(shown.index, shown, **{**dashed(place), "marker": marker(place), "markersize": 3})
-    lost = difference.index[~np.isfinite(difference)]
-    axes.plot(lost, np.ones(len(lost)), "^", color=colour(place), transform=axes.get_xaxis_transform())
+    at_the_top(axes, difference.index[~np.isfinite(difference)], colour(place), 1.0)
 
 
 def _accuracy(axes: Axes, entries: Sequence[Entry]) -> None:
@@ -126,8 +125,7 @@ def _differences(part: SubFigure, entries: Sequence[Entry]) -> None:
         for others in curves:
             axes.plot(others.index, others, color="0.85", linewidth=0.6)
         axes.plot(own.index, own, color="#0072B2", linewidth=1.4)
-        lost = own.index[~np.isfinite(entry.loss_diff)]
-        axes.plot(lost, np.ones(len(lost)), "^", color="#D55E00", transform=axes.get_xaxis_transform())
+        at_the_top(axes, own.index[~np.isfinite(entry.loss_diff)], "#D55E00", 1.0)
         label = entry.label if len(entry.label) <= LONGEST else f"...{entry.label[3 - LONGEST :]}"
         axes.set_title(label, fontsize=7)
         axes.set_yscale("log")

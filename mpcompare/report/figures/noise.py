@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.judged import Judged, compared, judged, references
-from mpcompare.report.figures.kit import at_the_top, grid, marker, nothing, positive
+from mpcompare.report.figures.kit import at_the_top, colour, grid, line, marker, nothing, positive
 from mpcompare.verdict.judge.run import LOSS
 from mpcompare.verdict.judge.trajectories import steps_of_both
 
@@ -50,8 +50,8 @@ def _panel(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
         number = steps_of_both(run.run, reference.run)
         visible = np.where(difference > 0, difference, np.nan)
         marks = {"marker": marker(run.place), "markersize": 3}
-        axes.plot(number, visible, label=run.entry.label, **{**run.line, **marks})
-        at_the_top(axes, number[~np.isfinite(difference)], run.colour, 0.97)
+        axes.plot(number, visible, label=run.entry.label, **{**line(run.place), **marks})
+        at_the_top(axes, number[~np.isfinite(difference)], colour(run.place), 0.97)
     axes.set_yscale("log")
     axes.set_ylim(bottom, top)
     axes.grid(alpha=0.3)

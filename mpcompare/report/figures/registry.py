@@ -92,72 +92,39 @@ def _excuse(name: str, error: Exception) -> Figure:
 
 # In the order in which a reader wants them.
 _FIGURES = (
-    ReportFigure(
-        glance,
-        "Time, memory and verdict of each run",
-        "Time and memory are over the baseline's, so smaller is better; colour and sign are the verdict's.",
-    ),
-    ReportFigure(
-        loss,
-        "Loss",
-        "Curves that lie on each other computed the same loss; the panel below shows on a log axis how far each is "
-        "from the baseline's. Of more than 20 runs each has a panel.",
-    ),
-    ReportFigure(
-        step_time,
-        "Step time",
-        "A shorter bar is a faster step; the ratio is its time over the time of the baseline, with the interval that "
-        "holds it in 95 of 100 cases.",
-    ),
-    ReportFigure(
-        phases,
-        "Phases of a step",
-        "Each piece of a bar is the time of one phase, so two runs differ where their pieces differ in length.",
-    ),
-    ReportFigure(
-        memory,
-        "Memory",
-        "The coloured bar is what must be live by the memory model, the grey bar what was measured; the two should be "
-        "of one length.",
-    ),
-    ReportFigure(
-        training,
-        "Training steps",
-        "Each panel is one quantity by step: rate, loss scale, norm of the gradients, and shares that 16 bits lose.",
-    ),
-    ReportFigure(
-        gradient_error,
-        "Errors of the gradients",
-        "Each dot is the distance of a gradient from the exact one, and beside it that distance over its limit: what "
-        "lies right of the line breaks its limit.",
-    ),
-    ReportFigure(
-        noise,
-        "Loss beside the noise",
-        "The grey band is how far correct runs lie from each other; a line that stays below the dashed limit cannot "
-        "be told from the reference.",
-    ),
-    ReportFigure(
-        exponents,
-        "Exponents",
-        "Each curve is the share of a tensor's values by power of two; what lies left of a limit underflows in fp16, "
-        "what lies right of it overflows.",
-    ),
-    ReportFigure(
-        update_ratio,
-        "Updates beside their weights",
-        "Updates left of a dashed line are too small for that format, and are lost if the weights are stored in it.",
-    ),
-    ReportFigure(
-        dtypes,
-        "Precision of each layer",
-        "A row is a layer and a cell the dtype that was observed there; pale cells are as in the baseline.",
-    ),
-    ReportFigure(
-        digits,
-        "Where the network loses its digits",
-        "A row is a layer, or the work before one; a mark right of the dashed line has lost more than half of the "
-        "digits of the precision, and the text beside it says why.",
-    ),
-)
+    ReportFigure(glance, "Time, memory and verdict of each run",
+                 "Time and memory are over the baseline's, so smaller is better; colour and sign are the verdict's."),
+    ReportFigure(loss, "Loss",
+                 "Curves that lie on each other computed the same loss; the panel below shows on a log axis how far "
+                 "each is from the baseline's. Of more than 20 runs each has a panel."),
+    ReportFigure(step_time, "Step time",
+                 "A shorter bar is a faster step; the ratio is its time over the time of the baseline, with the "
+                 "interval that holds it in 95 of 100 cases."),
+    ReportFigure(phases, "Phases of a step",
+                 "Each piece of a bar is the time of one phase, so two runs differ where their pieces differ in "
+                 "length."),
+    ReportFigure(memory, "Memory",
+                 "The coloured bar is what must be live by the memory model, the grey bar what was measured; the two "
+                 "should be of one length."),
+    ReportFigure(training, "Training steps",
+                 "Each panel is one quantity by step: rate, loss scale, norm of the gradients, and shares that 16 bits "
+                 "lose."),
+    ReportFigure(gradient_error, "Errors of the gradients",
+                 "Each dot is the distance of a gradient from the exact one, and beside it that distance over its "
+                 "limit: what lies right of the line breaks its limit."),
+    ReportFigure(noise, "Loss beside the noise",
+                 "The grey band is how far correct runs lie from each other; a line that stays below the dashed limit "
+                 "cannot be told from the reference."),
+    ReportFigure(exponents, "Exponents",
+                 "Each curve is the share of a tensor's values by power of two; what lies left of a limit underflows "
+                 "in fp16, what lies right of it overflows."),
+    ReportFigure(update_ratio, "Updates beside their weights",
+                 "Updates left of a dashed line are too small for that format, and are lost if the weights are stored "
+                 "in it."),
+    ReportFigure(dtypes, "Precision of each layer",
+                 "A row is a layer and a cell the dtype that was observed there; pale cells are as in the baseline."),
+    ReportFigure(digits, "Where the network loses its digits",
+                 "A row is a layer, or the work before one; a mark right of the dashed line has lost more than half of "
+                 "the digits of the precision, and the text beside it says why."),
+)  # fmt: skip
 FIGURES: Mapping[str, ReportFigure] = {each.name: each for each in _FIGURES}  # by the names of their files

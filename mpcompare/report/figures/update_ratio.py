@@ -8,7 +8,7 @@ from matplotlib.figure import Figure, SubFigure
 from mpcompare.precision import PRECISIONS
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import histograms
-from mpcompare.report.figures.judged import Counts, Judged, judged
+from mpcompare.report.figures.judged import Judged, judged
 from mpcompare.report.figures.kit import WIDTH, parts_of
 from mpcompare.report.figures.texts import power
 
@@ -52,7 +52,10 @@ def _part(part: SubFigure, drawn: tuple[Judged, Mapping[str, float]]) -> None:
         axes.annotate(f"{precision}: {power(2, limit)}", (limit, 1), (0, 3), xycoords=axes.get_xaxis_transform(),
                       textcoords="offset points", ha=side, fontsize=8)  # fmt: skip
     histograms.draw(axes, counts, low, high)
-    histograms.table(axes, *_losses(counts["first"], list(limits)), left_out)
+    shares = {name: lost_updates(values) for name, values in counts["first"].items()}
+    rows = {name: "".join(f"{histograms.percent(lost[each]):>9}" for each in limits) for name, lost in shares.items()}
+    head = "".join(f"{each:>9}" for each in limits)
+    histograms.table(axes, "% of what is not 0: lost (at most) in", [head], rows, left_out)
     title = histograms.source(run) + ("\n" if left_out else "")  # above the names that are left out
     axes.set_title(title, fontsize=9, loc="left", pad=16)
     axes.set_xlabel("lr |gradient| / |weight|   (at the left: gradient exactly 0)\n"
@@ -63,16 +66,3 @@ def _part(part: SubFigure, drawn: tuple[Judged, Mapping[str, float]]) -> None:
 def lost_updates(counts: Sequence[int]) -> dict[str, float]:
     """Returns by precision the share of the nonzero updates that is lost in weights of that precision, at most."""
     return {precision: histograms.share(counts, -math.inf, limit) for precision, limit in ROUNDOFF.items()}
-
-
-def _losses(counts: Counts, formats: Sequence[str]) -> tuple[str, list[str]]:
-    """The head and the rows of the table: the shares of the updates of each parameter that are lost."""
-    width, shown = histograms.short(list(counts))
-    precisions = "".join(f"{precision:>9}" for precision in formats)
-    head = "% of what is not 0: lost (at most) in\n" + " " * width + precisions
-    rows = []
-    for values, text in zip(counts.values(), shown, strict=True):
-        lost = lost_updates(values)
-        shares = "".join(f"{histograms.percent(lost[each]):>9}" for each in formats)
-        rows.append(text + shares)
-    return head, rows

@@ -16,24 +16,18 @@ OWN_GENERATORS = "own_generators"
 
 @dataclass(frozen=True, eq=False)  # tensors have no == that is True or False
 class Checkpoint:
-    """A point in training.
+    """A point in training."""
 
-    Attributes:
-        state: a backend's ``state_dict()``, as the contract has it: tensors of any shape under ``params``, ``buffers``,
-            each kind of ``optimizer``, and ``generators``, which may be missing; numbers under ``loss_scale``.
-        step: number of steps that were taken, skipped ones included.
-        updates: number of them that changed the parameters.
-        position: number of batches that were served, from the first of the data on.
-        what_is_trained: the task, its data and the backend, as values that JSON has; inf and NaN come back as the
-            strings of :func:`mpcompare.records.finite`, tuples as lists.
-        generators: states of random generators, uint8 ``[bytes]``, by names of the caller's choice.
-    """
-
+    # a backend's ``state_dict()``, as the contract has it: tensors of any shape under ``params``, ``buffers``, each
+    # kind of ``optimizer``, and ``generators``, which may be missing; numbers under ``loss_scale``
     state: Mapping[str, Any]
-    step: int
-    updates: int
-    position: int
+    step: int  # number of steps that were taken, skipped ones included
+    updates: int  # number of them that changed the parameters
+    position: int  # number of batches that were served, from the first of the data on
+    # the task, its data and the backend, as values that JSON has; inf and NaN come back as the strings of
+    # :func:`mpcompare.records.finite`, tuples as lists
     what_is_trained: Mapping[str, Any]
+    # states of random generators, uint8 ``[bytes]``, by names of the caller's choice
     generators: Mapping[str, Tensor] = field(default_factory=dict)
 
 

@@ -36,19 +36,13 @@ class RaceEntrant(TypedDict):
 
 
 class Document(TypedDict):
-    """The file.
-
-    Attributes:
-        code: as :func:`fingerprints` returns it.
-        device: ``cpu``, ``cuda`` or ``auto``; a scheduler may ask for a GPU by it.
-        digest: of all else: it shows that a file was edited, and is no proof of its origin.
-    """
+    """The file."""
 
     format_version: int
-    code: dict[str, str]
-    device: str
+    code: dict[str, str]  # as :func:`fingerprints` returns it
+    device: str  # ``cpu``, ``cuda`` or ``auto``; a scheduler may ask for a GPU by it
     entrants: list[RaceEntrant]
-    digest: str
+    digest: str  # of all else: it shows that a file was edited, and is no proof of its origin
 
 
 def write(race: Sequence[Job]) -> Path:

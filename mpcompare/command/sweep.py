@@ -24,20 +24,14 @@ HOW = ("backend", "precision", "engine", "loss_scale")
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a sweep.
+    """One job of a sweep."""
 
-    Attributes:
-        sweep: the folder of the sweep.
-        name: its own folder below that.
-        record_at_start: the first entries of its ``result.json``. Their ``config`` is resolved; it is as it was written
-            where it cannot be resolved, which fails the job.
-        hydra: Hydra's own node, as it was written.
-    """
-
-    sweep: Path
-    name: str
+    sweep: Path  # the folder of the sweep
+    name: str  # its own folder below that
+    # the first entries of its ``result.json``. Their ``config`` is resolved; it is as it was written where it cannot be
+    # resolved, which fails the job.
     record_at_start: dict[str, Any]
-    hydra: dict[str, Any]
+    hydra: dict[str, Any]  # Hydra's own node, as it was written
 
     @property
     def folder(self) -> Path:

@@ -18,15 +18,10 @@ from mpcompare.verdict.judge.moves import Moves
 
 @dataclass(frozen=True)
 class Before:
-    """The part of a training that was recorded before this process began.
+    """The part of a training that was recorded before this process began."""
 
-    Attributes:
-        rows: of ``steps.csv``, from the first step of training on.
-        moves: of the weights in these steps; None where nobody looked.
-    """
-
-    rows: list[dict[str, Any]]
-    moves: Moves | None
+    rows: list[dict[str, Any]]  # of ``steps.csv``, from the first step of training on
+    moves: Moves | None  # of the weights in these steps; None where nobody looked
 
     def with_moves(self, after: Moves) -> Moves:
         """Returns the moves of these steps and of those ``after`` them."""

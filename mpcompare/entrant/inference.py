@@ -46,17 +46,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """A way to call the network.
+    """A way to call the network."""
 
-    Attributes:
-        forward: maps inputs, as the data set holds them, to outputs.
-        network: the module that holds the weights.
-        tf32: whether its products may round to TF32.
-    """
-
-    forward: Forward
-    network: nn.Module
-    tf32: bool = False
+    forward: Forward  # maps inputs, as the data set holds them, to outputs
+    network: nn.Module  # the module that holds the weights
+    tf32: bool = False  # whether its products may round to TF32
 
     def __call__(self, x: Batch) -> Any:
         with torch.inference_mode(), fp32_products.tf32(self.tf32):

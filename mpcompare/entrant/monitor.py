@@ -24,13 +24,10 @@ class Monitor:
     The clock does not run while it looks: a step by phases is timed up to ``unscale()`` and again from ``clip()`` on, a
     step in one piece before it is looked at. Looking slows ``step_ms`` all the same: caches are cold afterwards, and a
     GPU that was waited for has nothing queued. A copy of the parameters, and a byte for each of them, live meanwhile.
-
-    Attributes:
-        format: the one in which a step stores its gradients (:func:`gradient_shares`).
     """
 
     task: Task
-    format: Format
+    format: Format  # the one in which a step stores its gradients (:func:`gradient_shares`)
     clock: Clock
 
     def step(self, stepper: Stepper, batches: Batches) -> tuple[Tensor, dict[str, Any], int]:

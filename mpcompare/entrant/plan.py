@@ -20,20 +20,14 @@ from mpcompare.tasks.task import Task
 
 @dataclass(frozen=True)
 class Training:
-    """Section ``train``.
+    """Section ``train``."""
 
-    Attributes:
-        steps: number of training steps after the warm-up.
-        warmup_steps: number of training steps before them, which are marked in the records.
-        deterministic: whether only algorithms that give the same bits every time are allowed.
-        checkpoint_every: a checkpoint is saved after each step whose number is a multiple of this; None: none is.
-        not_finite: whether data that hold NaN, inf or numbers beyond fp32's squares are trained on, without a verdict.
-    """
-
-    steps: int
-    warmup_steps: int
-    deterministic: bool
+    steps: int  # number of training steps after the warm-up
+    warmup_steps: int  # number of training steps before them, which are marked in the records
+    deterministic: bool  # whether only algorithms that give the same bits every time are allowed
+    # a checkpoint is saved after each step whose number is a multiple of this; None: none is
     checkpoint_every: int | None
+    # whether data that hold NaN, inf or numbers beyond fp32's squares are trained on, without a verdict
     not_finite: bool = False
 
     def __post_init__(self) -> None:
@@ -52,18 +46,13 @@ class Training:
 
 @dataclass(frozen=True)
 class Resumption:
-    """Keys ``resume`` and ``resume_older``.
+    """Keys ``resume`` and ``resume_older``."""
 
-    Attributes:
-        folder: a checkpoint, a folder of checkpoints or a run's folder, from which training continues; None: training
-            begins with the initial weights.
-        older: whether an older checkpoint there will do if the newest is damaged.
-        goes_on: whether the folder is that of this run itself, which was begun in a sweep that was killed.
-    """
-
+    # a checkpoint, a folder of checkpoints or a run's folder, from which training continues; None: training begins with
+    # the initial weights
     folder: Path | None
-    older: bool
-    goes_on: bool = False
+    older: bool  # whether an older checkpoint there will do if the newest is damaged
+    goes_on: bool = False  # whether the folder is that of this run itself, which was begun in a sweep that was killed
 
     def __post_init__(self) -> None:
         check_flag("resume_older", self.older)
@@ -71,13 +60,10 @@ class Resumption:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Section ``eval``.
+    """Section ``eval``."""
 
-    Attributes:
-        every: loss and accuracy on held-out samples are computed after each step whose number is a multiple of this;
-            None: only after training.
-    """
-
+    # loss and accuracy on held-out samples are computed after each step whose number is a multiple of this; None: only
+    # after training
     every: int | None
 
     def __post_init__(self) -> None:
@@ -86,13 +72,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Monitoring:
-    """Section ``monitor``.
+    """Section ``monitor``."""
 
-    Attributes:
-        every: each step whose number is a multiple of this is monitored: its gradients and updates are looked at, while
-            the clock stands still; None: no step is.
-    """
-
+    # each step whose number is a multiple of this is monitored: its gradients and updates are looked at, while the
+    # clock stands still; None: no step is
     every: int | None
 
     def __post_init__(self) -> None:
@@ -101,17 +84,11 @@ class Monitoring:
 
 @dataclass(frozen=True)
 class Inference:
-    """Section ``inference``.
+    """Section ``inference``."""
 
-    Attributes:
-        enabled: whether the trained network is called in each precision in the end.
-        budget_s: seconds of timed batches, all precisions together.
-        batch_size: rows of such a batch; None: as many as forward sees in training.
-    """
-
-    enabled: bool
-    budget_s: float
-    batch_size: int | None
+    enabled: bool  # whether the trained network is called in each precision in the end
+    budget_s: float  # seconds of timed batches, all precisions together
+    batch_size: int | None  # rows of such a batch; None: as many as forward sees in training
 
     def __post_init__(self) -> None:
         check_flag("inference.enabled", self.enabled)
@@ -121,15 +98,10 @@ class Inference:
 
 @dataclass(frozen=True)
 class Examination:
-    """Section ``verdict``.
+    """Section ``verdict``."""
 
-    Attributes:
-        enabled: whether the backend is examined after training.
-        noise: number of runs in which a baseline trains again, to measure the noise.
-    """
-
-    enabled: bool
-    noise: int
+    enabled: bool  # whether the backend is examined after training
+    noise: int  # number of runs in which a baseline trains again, to measure the noise
 
     def __post_init__(self) -> None:
         check_flag("verdict.enabled", self.enabled)
@@ -138,38 +110,27 @@ class Examination:
 
 @dataclass(frozen=True)
 class Plan:
-    """One run.
+    """One run."""
 
-    Attributes:
-        backend: the name under which the backend was chosen.
-        make_backend: the backend's class.
-        options: keyword arguments of this backend's own.
-        is_baseline: whether others are compared with this backend.
-        task: the task as it is trained.
-        task_config: the task as it was configured, plain values: a run resumes only from one of the same.
-        load_data: ``seed -> Dataset``, or the four tensors of one.
-        loss_scale: the loss scale as training begins, or a function of the resolved precision that returns it.
-        precision, device: as asked for, ``auto`` included.
-        seed: of the initial weights and of generated data.
-        measure: ``block_s`` of these rules holds for an entrant, the others for its race.
-    """
-
-    backend: str
-    make_backend: type[Backend]
-    options: Mapping[str, Any]
-    is_baseline: bool
-    task: Task
+    backend: str  # the name under which the backend was chosen
+    make_backend: type[Backend]  # the backend's class
+    options: Mapping[str, Any]  # keyword arguments of this backend's own
+    is_baseline: bool  # whether others are compared with this backend
+    task: Task  # the task as it is trained
+    # the task as it was configured, plain values: a run resumes only from one of the same
     task_config: Mapping[str, Any]
-    load_data: Callable[[int], Any]
+    load_data: Callable[[int], Any]  # ``seed -> Dataset``, or the four tensors of one
+    # the loss scale as training begins, or a function of the resolved precision that returns it
     loss_scale: LossScale | Callable[[str], LossScale]
+    # precision, device: as asked for, ``auto`` included
     precision: str
     device: str
-    seed: int
+    seed: int  # of the initial weights and of generated data
     train: Training
     resume: Resumption
     eval: Evaluation
     monitor: Monitoring
-    measure: Rules
+    measure: Rules  # ``block_s`` of these rules holds for an entrant, the others for its race
     inference: Inference
     verdict: Examination
 

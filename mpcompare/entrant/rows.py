@@ -18,23 +18,16 @@ from mpcompare.verdict.examine.moves import Digest
 
 @dataclass
 class Rows:
-    """Takes training steps by the clock, and records each.
-
-    Attributes:
-        begun: the number of steps that were taken before the first of these.
-        seed: that of the run, from which each step begins with random numbers of its own.
-        digest: looks at the weights after each step, while no clock runs.
-        written: the rows that are on disk.
-    """
+    """Takes training steps by the clock, and records each."""
 
     recorder: RunRecorder
     clock: Clock
     clip_norm: float | None
     warmup_steps: int
-    begun: int = 0
-    seed: int = 0
-    digest: Digest | None = None
-    written: list[dict[str, Any]] = field(default_factory=list)
+    begun: int = 0  # the number of steps that were taken before the first of these
+    seed: int = 0  # that of the run, from which each step begins with random numbers of its own
+    digest: Digest | None = None  # looks at the weights after each step, while no clock runs
+    written: list[dict[str, Any]] = field(default_factory=list)  # the rows that are on disk
     _waiting: list[dict[str, Any]] = field(default_factory=list)  # steps whose values are not read yet
 
     def take_step(self, stepper: Stepper, batches: Batches, monitor: Monitor | None = None) -> None:

@@ -50,19 +50,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a block.
+    """The end of a block."""
 
-    Attributes:
-        seeds: those of its batches: of the steps before the clock started, and of those after it.
-        losses: of its first step, which is not timed, and of its last.
-        sample: the elements that were looked at.
-        left: their values, by kind.
-    """
-
-    seeds: tuple[int, int]
-    losses: tuple[float, float]
-    sample: Sample
-    left: Kinds
+    seeds: tuple[int, int]  # those of its batches: of the steps before the clock started, and of those after it
+    losses: tuple[float, float]  # of its first step, which is not timed, and of its last
+    sample: Sample  # the elements that were looked at
+    left: Kinds  # their values, by kind
 
 
 class Lines:

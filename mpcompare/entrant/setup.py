@@ -31,24 +31,16 @@ Stream = Iterator[Batches]
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that is made once.
-
-    Attributes:
-        record: what ``result.json`` says of it.
-        loss_scale: as training begins.
-        model: the network with its initial weights, on the device.
-        lent: the fingerprints of the network and of the first batch before any backend had them.
-        dataset: on the device.
-    """
+    """Everything that is made once."""
 
     device: torch.device
-    record: SetUpRecord
-    loss_scale: LossScale
-    model: nn.Module
-    lent: Lent
+    record: SetUpRecord  # what ``result.json`` says of it
+    loss_scale: LossScale  # as training begins
+    model: nn.Module  # the network with its initial weights, on the device
+    lent: Lent  # the fingerprints of the network and of the first batch before any backend had them
     task: Task
     make_backend: Callable[[nn.Module, LossScale], Backend]
-    dataset: Dataset
+    dataset: Dataset  # on the device
     clock: Clock
 
     def new_backend(self) -> Backend:

@@ -55,16 +55,11 @@ class ExaminedMemory:
 
 @dataclass(frozen=True)
 class Start:
-    """The point where training begins.
-
-    Attributes:
-        checkpoint: as this process continues from it; None: training begins with the initial weights.
-        before: the steps of the run before it, which are part of this training.
-    """
+    """The point where training begins."""
 
     setup: Setup
-    checkpoint: Checkpoint | None
-    before: Before = NOTHING
+    checkpoint: Checkpoint | None  # as this process continues from it; None: training begins with the initial weights
+    before: Before = NOTHING  # the steps of the run before it, which are part of this training
 
     @property
     def origin(self) -> Checkpoint | None:
@@ -96,23 +91,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Trained:
-    """The end of training.
+    """The end of training."""
 
-    Attributes:
-        rows: those of ``steps.csv``, from the first step of the run on.
-        read: returns a copy of the backend's state, the same one each time; nobody writes into it.
-        updates: the number of updates that led to it.
-        scores: loss and accuracy on the held-out samples.
-        moved: the sketch (``verdict/examine/numerics.py``) of how far each parameter was moved.
-        moves: how far each step moved some of their elements; None where the backend is not examined.
-    """
-
-    rows: list[dict[str, Any]]
-    read: Callable[[], State]
-    updates: int
-    scores: Scores
-    moved: dict[str, Any]
-    moves: Moves | None = None
+    rows: list[dict[str, Any]]  # those of ``steps.csv``, from the first step of the run on
+    read: Callable[[], State]  # returns a copy of the backend's state, the same one each time; nobody writes into it
+    updates: int  # the number of updates that led to it
+    scores: Scores  # loss and accuracy on the held-out samples
+    moved: dict[str, Any]  # the sketch (``verdict/examine/numerics.py``) of how far each parameter was moved
+    moves: Moves | None = None  # how far each step moved some of their elements; None where the backend is not examined
 
     @property
     def state(self) -> State:
@@ -122,44 +108,28 @@ class Trained:
 
 @dataclass(frozen=True)
 class Trial:
-    """The length of a timed block, as it was tried out.
+    """The length of a timed block, as it was tried out."""
 
-    Attributes:
-        steps: the number of its steps.
-        untimed: the number of steps before it that are not timed.
-    """
-
-    steps: int
-    untimed: int
+    steps: int  # the number of its steps
+    untimed: int  # the number of steps before it that are not timed
 
 
 @dataclass(eq=False)
 class Entrant:
-    """Everything that one pass leaves for a later one. Each pass says what it needs and what it leaves.
-
-    Attributes:
-        shared: values that the entrants of a race compute once: the data set, the float64 oracle.
-        clean: a process in which no backend has been, for the oracle; None: there is none.
-        checkpoint: the one that training continues from, as it was saved; None: training begins anew.
-        taken: whether the run was trained and examined before, and that is taken as it is.
-        memory: of this process and ``clean``, from before ``setup`` on.
-        setup: everything that is made once.
-        start: the point where training begins.
-        stepper: the backend that was trained, and is never loaded. One that is examined takes a timed block in the end,
-            outside of any clock; any other is gone when timing begins.
-        trained: the end of training.
-        trial: the length of a timed block.
-    """
+    """Everything that one pass leaves for a later one. Each pass says what it needs and what it leaves."""
 
     plan: Plan
     recorder: RunRecorder
-    shared: Shared
-    clean: CleanProcess | None
+    shared: Shared  # values that the entrants of a race compute once: the data set, the float64 oracle
+    clean: CleanProcess | None  # a process in which no backend has been, for the oracle; None: there is none
+    # the one that training continues from, as it was saved; None: training begins anew
     checkpoint: Checkpoint | None = field(init=False)
-    taken: bool = field(init=False)
-    memory: ExaminedMemory = field(init=False)
-    setup: Setup = field(init=False)
-    start: Start = field(init=False)
+    taken: bool = field(init=False)  # whether the run was trained and examined before, and that is taken as it is
+    memory: ExaminedMemory = field(init=False)  # of this process and ``clean``, from before ``setup`` on
+    setup: Setup = field(init=False)  # everything that is made once
+    start: Start = field(init=False)  # the point where training begins
+    # the backend that was trained, and is never loaded. One that is examined takes a timed block in the end, outside of
+    # any clock; any other is gone when timing begins.
     stepper: Stepper = field(init=False)
-    trained: Trained = field(init=False)
-    trial: Trial = field(init=False)
+    trained: Trained = field(init=False)  # the end of training
+    trial: Trial = field(init=False)  # the length of a timed block

@@ -29,20 +29,13 @@ def try_block(stepper: Stepper, stream: Stream, block_s: float, clock: Clock) ->
 
 @dataclass(frozen=True)
 class TimedBlock:
-    """A block that was timed.
+    """A block that was timed."""
 
-    Attributes:
-        step_ms: milliseconds a step by the clock, to the moment in which loss and weights have been read.
-        wall_ms: the same by the wall.
-        read_ms: milliseconds by the wall from the return of the last step to that moment.
-        loss: of the last step; NaN where there is none.
-        lines, read: the lines of the weights, and what was read of them.
-    """
-
-    step_ms: float
-    wall_ms: float
-    read_ms: float
-    loss: float
+    step_ms: float  # milliseconds a step by the clock, to the moment in which loss and weights have been read
+    wall_ms: float  # the same by the wall
+    read_ms: float  # milliseconds by the wall from the return of the last step to that moment
+    loss: float  # of the last step; NaN where there is none
+    # lines, read: the lines of the weights, and what was read of them
     lines: Lines
     read: Tensor
 

@@ -33,29 +33,20 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Time:
-    """A block is to be timed.
+    """A block is to be timed."""
 
-    Attributes:
-        round: its number, from 1.
-        seed: that of its batches, the same for every entrant of the round. The race draws it as the round begins, and
-            says it as the block begins, so that no entrant can compute anything of a block before its clock runs.
-    """
-
-    round: int
+    round: int  # its number, from 1
+    # that of its batches, the same for every entrant of the round. The race draws it as the round begins, and says it
+    # as the block begins, so that no entrant can compute anything of a block before its clock runs.
     seed: int
 
 
 @dataclass(frozen=True)
 class Conclude:
-    """A block is over.
+    """A block is over."""
 
-    Attributes:
-        seen_s: seconds by the clock of the race, from hearing that the block begins to hearing that it is over.
-        longest_s: seconds by the clock of the race, from the order to time the block to hearing that it is over.
-    """
-
-    seen_s: float
-    longest_s: float
+    seen_s: float  # seconds by the clock of the race, from hearing that the block begins to hearing that it is over
+    longest_s: float  # seconds by the clock of the race, from the order to time the block to hearing that it is over
 
 
 @dataclass(frozen=True)
@@ -68,32 +59,23 @@ Order = Train | Prepare | Time | Conclude | Finish
 
 @dataclass(frozen=True)
 class Progress:
-    """A step of progress to show; the turn goes on.
+    """A step of progress to show; the turn goes on."""
 
-    Attributes:
-        done, total: the part of the stage that is done, and all of it.
-        stage: the stage of the entrant (``race/timetable.py``); empty: the one that it is in already.
-    """
-
+    # done, total: the part of the stage that is done, and all of it
     done: float
     total: float
     text: str
-    stage: str = ""
+    stage: str = ""  # the stage of the entrant (``race/timetable.py``); empty: the one that it is in already
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The end of a turn.
+    """The end of a turn."""
 
-    Attributes:
-        step_ms: milliseconds a step, where a block was timed.
-        text: a line to show.
-        goes_on: whether this is the moment in which the clock of a block starts: the entrant waits for no order, and
-            the race looks at its own clock.
-    """
-
-    step_ms: float = math.nan
-    text: str = ""
+    step_ms: float = math.nan  # milliseconds a step, where a block was timed
+    text: str = ""  # a line to show
+    # whether this is the moment in which the clock of a block starts: the entrant waits for no order, and the race
+    # looks at its own clock
     goes_on: bool = False
 
 

@@ -24,18 +24,12 @@ PHASE_BLOCKS = 9  # entrant/phases.py takes as many, the untimed steps included
 
 @dataclass(frozen=True)
 class RaceStage:
-    """A stage of an entrant, and all that is known of its duration before it begins.
-
-    Attributes:
-        steps: number of training steps that it takes; 0 where it is not made of them.
-        seconds: its least duration beside them, a budget; None where only another entrant can tell.
-        foreseen: whether it counts before it begins.
-    """
+    """A stage of an entrant, and all that is known of its duration before it begins."""
 
     name: str
-    steps: float = 0
-    seconds: float | None = 0.0
-    foreseen: bool = True
+    steps: float = 0  # number of training steps that it takes; 0 where it is not made of them
+    seconds: float | None = 0.0  # its least duration beside them, a budget; None where only another entrant can tell
+    foreseen: bool = True  # whether it counts before it begins
 
 
 def stages(
@@ -65,28 +59,18 @@ def stages(
 
 @dataclass
 class _Way:
-    """An entrant on its way through its stages.
-
-    Attributes:
-        place: the index of its stage; -1 before the first.
-        since: when that stage began; None where it is over.
-        spent: the seconds of each stage that is over.
-        first: the progress with which its stage began.
-        pace: a number of training steps, and the moment at which they were done; later ones show how long one takes.
-        share: the share of its stage that is done; 0 where that is not known.
-        step_s: seconds of a training step; None before one was seen.
-        gone: whether it has ended, early or not.
-    """
+    """An entrant on its way through its stages."""
 
     stages: Sequence[RaceStage]
-    place: int = -1
-    since: float | None = None
-    spent: dict[str, float] = field(default_factory=dict)
-    first: float = 0.0
+    place: int = -1  # the index of its stage; -1 before the first
+    since: float | None = None  # when that stage began; None where it is over
+    spent: dict[str, float] = field(default_factory=dict)  # the seconds of each stage that is over
+    first: float = 0.0  # the progress with which its stage began
+    # a number of training steps, and the moment at which they were done; later ones show how long one takes
     pace: tuple[float, float] = (0.0, 0.0)
-    share: float = 0.0
-    step_s: float | None = None
-    gone: bool = False
+    share: float = 0.0  # the share of its stage that is done; 0 where that is not known
+    step_s: float | None = None  # seconds of a training step; None before one was seen
+    gone: bool = False  # whether it has ended, early or not
 
     def end_stage(self, now: float) -> None:
         """The stage is over."""

@@ -22,17 +22,11 @@ from mpcompare.race.timetable import TIMING
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules that say when enough blocks are timed: section ``measure`` of the configuration.
+    """The rules that say when enough blocks are timed: section ``measure`` of the configuration."""
 
-    Attributes:
-        rel_ci: half width of a 95 % interval, relative to its ratio, that is narrow enough.
-        budget_s: seconds that timing takes at most, however wide the intervals are; at least one round is timed.
-        block_s: seconds of a block, about; it has at least one step.
-    """
-
-    rel_ci: float
-    budget_s: float
-    block_s: float
+    rel_ci: float  # half width of a 95 % interval, relative to its ratio, that is narrow enough
+    budget_s: float  # seconds that timing takes at most, however wide the intervals are; at least one round is timed
+    block_s: float  # seconds of a block, about; it has at least one step
 
     def __post_init__(self) -> None:
         check_number("measure.rel_ci", self.rel_ci, above=0, below=1)

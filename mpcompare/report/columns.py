@@ -13,27 +13,19 @@ YES_NO = "yes or no"
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        name: the heading in a CSV file.
-        unit: the unit of the values; ``1`` for ratios and counts, ``TEXT`` for words, ``YES_NO`` for truth values.
-        meaning: a sentence for somebody who reads the file.
-        value: returns the value of a row; None is an empty cell.
-        heading: the heading on a console, in which ``{baseline}`` stands for the label of the baseline; empty where a
-            console does not show the column.
-        text: returns what a console shows of a row and its value.
-        wraps: whether a console may break the heading and the cells into lines.
-        in_files: whether CSV files have the column; one that shows values of others again is for a console alone.
-    """
-
-    name: str
-    unit: str
-    meaning: str
-    value: Callable[[R], Any]
+    name: str  # the heading in a CSV file
+    unit: str  # the unit of the values; ``1`` for ratios and counts, ``TEXT`` for words, ``YES_NO`` for truth values
+    meaning: str  # a sentence for somebody who reads the file
+    value: Callable[[R], Any]  # returns the value of a row; None is an empty cell
+    # the heading on a console, in which ``{baseline}`` stands for the label of the baseline; empty where a console does
+    # not show the column
     heading: str = ""
+    # returns what a console shows of a row and its value
     text: Callable[[R, Any], str] = lambda _, value: "" if value is None else str(value)
-    wraps: bool = False
+    wraps: bool = False  # whether a console may break the heading and the cells into lines
+    # whether CSV files have the column; one that shows values of others again is for a console alone
     in_files: bool = True
 
     @property

@@ -26,19 +26,14 @@ def phases_of(runs: Iterable[Run]) -> list[Phase]:
 
 @dataclass(frozen=True)
 class Entry:
-    """A run in a comparison.
-
-    Attributes:
-        label: the name of the run in the comparison: backend and precision, and whatever tells it from the others.
-        variant: the part of the label that is neither backend nor precision: the allowed fields and the version of
-            torch in which runs differ, and the options and the loss scale that are not those of most runs of the
-            backend.
-        baseline: the run that this one is compared with; itself for a baseline; None if it failed or nothing finished.
-    """
+    """A run in a comparison."""
 
     run: Run
-    label: str
+    label: str  # the name of the run in the comparison: backend and precision, and whatever tells it from the others
+    # the part of the label that is neither backend nor precision: the allowed fields and the version of torch in which
+    # runs differ, and the options and the loss scale that are not those of most runs of the backend
     variant: str
+    # the run that this one is compared with; itself for a baseline; None if it failed or nothing finished
     baseline: Run | None
 
     @property
@@ -110,16 +105,11 @@ class Entry:
 
 @dataclass
 class Comparison:
-    """Runs of one task on the same data from the same weights on one device.
+    """Runs of one task on the same data from the same weights on one device."""
 
-    Attributes:
-        title: task, batch, seed and device, and whatever tells the comparison from others.
-        dataset: the data set, and the reason why it was chosen.
-        not_the_same: a line that names the fields in which the runs differ because that was allowed; empty if in none.
-    """
-
-    title: str
-    dataset: str
+    title: str  # task, batch, seed and device, and whatever tells the comparison from others
+    dataset: str  # the data set, and the reason why it was chosen
+    # a line that names the fields in which the runs differ because that was allowed; empty if in none
     not_the_same: str = ""
     entries: list[Entry] = field(default_factory=list)
 

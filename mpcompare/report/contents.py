@@ -18,18 +18,12 @@ Verdicts = Mapping[str, Verdict]  # by the name of the run
 
 @dataclass(frozen=True)
 class Report:
-    """The runs of a report, compared and judged.
+    """The runs of a report, compared and judged."""
 
-    Attributes:
-        comparisons: in the order of their first runs; every run is in one of them.
-        verdicts: on the finished runs.
-        baseline: the backend that was asked for as the baseline, whether or not it is among the runs.
-        formats: of :data:`formats.FORMATS`, those in which figures and the table are written.
-    """
-
-    comparisons: Sequence[Comparison]
-    verdicts: Verdicts
-    baseline: str
+    comparisons: Sequence[Comparison]  # in the order of their first runs; every run is in one of them
+    verdicts: Verdicts  # on the finished runs
+    baseline: str  # the backend that was asked for as the baseline, whether or not it is among the runs
+    # of :data:`formats.FORMATS`, those in which figures and the table are written
     formats: Sequence[str] = formats.DEFAULT
 
     @property

@@ -40,24 +40,15 @@ UNREADABLE = "unreadable"  # the status of a run whose files are not what a run 
 
 @dataclass(frozen=True)
 class Run:
-    """One run as its files tell it.
+    """One run as its files tell it."""
 
-    Attributes:
-        folder: that of the run.
-        name: the folder, as short as tells it from the other runs that were read.
-        result: ``result.json``.
-        blocks: ``blocks.csv``, the timed blocks; no rows if nothing was timed.
-        steps: ``steps.csv``; no rows if no step was finished.
-        findings: ``numerics.json``; None if the run was not examined.
-        evals: ``evals.csv``, loss and accuracy on held-out samples, by step; no rows of a run that wrote none.
-    """
-
-    folder: Path
-    name: str
-    result: Result
-    steps: pd.DataFrame
-    blocks: pd.DataFrame
-    findings: Findings | None = None
+    folder: Path  # that of the run
+    name: str  # the folder, as short as tells it from the other runs that were read
+    result: Result  # ``result.json``
+    steps: pd.DataFrame  # ``steps.csv``; no rows if no step was finished
+    blocks: pd.DataFrame  # ``blocks.csv``, the timed blocks; no rows if nothing was timed
+    findings: Findings | None = None  # ``numerics.json``; None if the run was not examined
+    # ``evals.csv``, loss and accuracy on held-out samples, by step; no rows of a run that wrote none
     evals: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(EVAL_FIELDS)))
 
     @property

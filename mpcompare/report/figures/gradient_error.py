@@ -38,22 +38,15 @@ def gradient_error(report: Report) -> Figure | None:
 
 @dataclass(frozen=True)
 class Layout:
-    """The rows of a comparison.
+    """The rows of a comparison."""
 
-    Attributes:
-        rows: the places of the tensors of each row.
-        names: of the rows.
-        worst: by row, the tensor that is farthest above its limit, and the colour of its run; None where every error is
-            within its limit.
-        inches: height of a row.
-        legend: inches of the legend and what is written with it.
-    """
-
-    rows: Sequence[Sequence[int]]
-    names: Sequence[str]
+    rows: Sequence[Sequence[int]]  # the places of the tensors of each row
+    names: Sequence[str]  # of the rows
+    # by row, the tensor that is farthest above its limit, and the colour of its run; None where every error is within
+    # its limit
     worst: Sequence[tuple[str, str] | None]
-    inches: float
-    legend: float
+    inches: float  # height of a row
+    legend: float  # inches of the legend and what is written with it
 
     @property
     def width(self) -> float:

@@ -15,17 +15,13 @@ NOTHING = 1e-10  # times the largest gradient's norm: a smaller one is the round
 
 @dataclass(frozen=True)
 class Series:
-    """The gradients of one run.
-
-    Attributes:
-        errors: ``||gradient - exact|| / ||exact||`` by tensor; inf where the gradient is missing or no number, NaN
-            where the run shows none.
-        limits: of ``errors``; NaN where there is none.
-    """
+    """The gradients of one run."""
 
     run: Judged
+    # ``||gradient - exact|| / ||exact||`` by tensor; inf where the gradient is missing or no number, NaN where the run
+    # shows none
     errors: np.ndarray
-    limits: np.ndarray
+    limits: np.ndarray  # of ``errors``; NaN where there is none
 
     @property
     def ratios(self) -> np.ndarray:
@@ -42,18 +38,13 @@ class Series:
 
 @dataclass(frozen=True)
 class GradientTable:
-    """The gradients of all runs of a comparison.
+    """The gradients of all runs of a comparison."""
 
-    Attributes:
-        tensors: the names, in the order of the network.
-        vanishing: the tensors that the loss does not depend on, such as a bias before a norm, which are left out:
-            relative errors say nothing of them.
-        series: those with one reference stand together.
-    """
-
-    tensors: list[str]
+    tensors: list[str]  # the names, in the order of the network
+    # the tensors that the loss does not depend on, such as a bias before a norm, which are left out: relative errors
+    # say nothing of them
     vanishing: list[str]
-    series: list[Series]
+    series: list[Series]  # those with one reference stand together
 
     @property
     def remark(self) -> str:

@@ -22,17 +22,12 @@ Exponents = Mapping[str, Counts]  # by step, "first" and "last"
 
 @dataclass(frozen=True)
 class Judged:
-    """A finished run, the verdict on it, and the run that it was compared with.
-
-    Attributes:
-        place: among the finished ones, from 0: its colour is the same in every figure.
-        reference: None where the run was not judged; itself for a reference.
-    """
+    """A finished run, the verdict on it, and the run that it was compared with."""
 
     entry: Entry
-    place: int
+    place: int  # among the finished ones, from 0: its colour is the same in every figure
     verdict: Verdict
-    reference: Entry | None
+    reference: Entry | None  # None where the run was not judged; itself for a reference
 
     @property
     def run(self) -> Run:

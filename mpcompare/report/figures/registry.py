@@ -34,17 +34,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """A figure of a report.
+    """A figure of a report."""
 
-    Attributes:
-        draw: draws it; None where there is nothing to draw.
-        title: the heading above it.
-        reading: a sentence that says how to read it.
-    """
-
-    draw: Callable[[Report], Figure | None]
-    title: str
-    reading: str
+    draw: Callable[[Report], Figure | None]  # draws it; None where there is nothing to draw
+    title: str  # the heading above it
+    reading: str  # a sentence that says how to read it
 
     @property
     def name(self) -> str:

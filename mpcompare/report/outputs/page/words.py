@@ -22,23 +22,14 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False})
 
 @dataclass(frozen=True)
 class VerdictWords:
-    """The verdict on a run.
+    """The verdict on a run."""
 
-    Attributes:
-        label: the name of the run in its comparison.
-        word: the verdict in a word or three.
-        more: the rest of the sentence, with what was compared and why; may be empty.
-        unchecked: what could not be checked; may be empty.
-        anchor: the anchor of the check that decided; empty where none failed.
-        cause: the cause of a run that differs, else empty.
-    """
-
-    label: str
-    word: Word
-    more: str
-    unchecked: str = ""
-    anchor: str = ""
-    cause: str = ""
+    label: str  # the name of the run in its comparison
+    word: Word  # the verdict in a word or three
+    more: str  # the rest of the sentence, with what was compared and why; may be empty
+    unchecked: str = ""  # what could not be checked; may be empty
+    anchor: str = ""  # the anchor of the check that decided; empty where none failed
+    cause: str = ""  # the cause of a run that differs, else empty
 
     @property
     def advice(self) -> Markup:

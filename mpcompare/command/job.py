@@ -23,7 +23,7 @@ from mpcompare.interrupt import interruptible, uninterrupted
 from mpcompare.race.orders import Order, Progress, Turn, Turns
 from mpcompare.race.progress import Board
 from mpcompare.race.timetable import RaceStage, Timetable
-from mpcompare.race.turns import Display, Rules, race
+from mpcompare.race.turns import Rules, race
 
 # torch takes seconds to import, so it is imported where a run begins: --help and --cfg stay quick.
 
@@ -101,15 +101,15 @@ class _Local:
 
     name = "run"
 
-    def __init__(self, turns: Turns, display: Display) -> None:
-        self.turns, self.display = turns, display
+    def __init__(self, turns: Turns, board: Board) -> None:
+        self.turns, self.board = turns, board
 
     def turn(self, order: Order | None) -> Turn | None:
         """Takes one turn; returns None where the entrant is gone."""
         try:
             event = self.turns.send(order)
             while isinstance(event, Progress):
-                self.display.progress(self.name, event)
+                self.board.progress(self.name, event)
                 event = next(self.turns)
         except StopIteration:
             return None

@@ -12,12 +12,15 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mpcompare.errors import check_number
 from mpcompare.fields import Timing
 from mpcompare.race.orders import Conclude, Finish, Order, Prepare, Progress, Time, Train, Turn
 from mpcompare.race.timetable import TIMING
+
+if TYPE_CHECKING:  # rich is slow to import, and a report imports this file
+    from mpcompare.race.progress import Board
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,6 @@ class Racer(Protocol):
         if the entrant has ended."""
 
 
-class Display(Protocol):
-    """Shows how a race goes."""
-
-    def progress(self, name: str, progress: Progress) -> None:
-        """Shows the progress of an entrant."""
-
-    def end_turn(self, name: str, gone: bool) -> None:
-        """Shows that the turn of an entrant is over; one that is ``gone`` takes no other."""
-
-    def line(self, text: str) -> None:
-        """Shows a line."""
-
-
 # The first look is taken after so many: from fewer rounds the spread, which plans the next look, is hardly known.
 MIN_ROUNDS = 10
 
@@ -66,7 +56,7 @@ _UNFORESEEN = random.SystemRandom()  # a generator with a seed could be run ahea
 def race(
     entrants: Sequence[Racer],
     rules: Rules,
-    display: Display,
+    board: "Board",
     name: str | None = None,
     trained: Callable[[str], object] = lambda name: None,
 ) -> None:
@@ -76,36 +66,36 @@ def race(
         name: of the race, for the records; None for one entrant alone.
         trained: called with an entrant's name after its turn of training, before the next one's begins.
     """
-    racing = [entrant for entrant in entrants if _turn(entrant, None, display)]
+    racing = [entrant for entrant in entrants if _turn(entrant, None, board)]
     able = []
     for entrant in racing:
-        if turn := _turn(entrant, Train(), display):
-            display.line(f"{entrant.name}: {turn.text}")
+        if turn := _turn(entrant, Train(), board):
+            board.line(f"{entrant.name}: {turn.text}")
             able.append(entrant)
             trained(entrant.name)
-    blocks, finish = _time(able, rules, display, name)
+    blocks, finish = _time(able, rules, board, name)
     for entrant, step_ms in blocks:
-        _turn(entrant, replace(finish, compared=_drawn(step_ms)), display)
+        _turn(entrant, replace(finish, compared=_drawn(step_ms)), board)
 
 
-def _turn(entrant: Racer, order: Order | None, display: Display) -> Turn | None:
+def _turn(entrant: Racer, order: Order | None, board: "Board") -> Turn | None:
     turn = entrant.turn(order)
-    display.end_turn(entrant.name, gone=turn is None)
+    board.end_turn(entrant.name, gone=turn is None)
     return turn
 
 
-def _block(entrant: Racer, untimed: int, order: Time, display: Display) -> Turn | None:
+def _block(entrant: Racer, untimed: int, order: Time, board: "Board") -> Turn | None:
     """Lets an entrant time one block, and holds the clock of the race beside it; returns None if the entrant is gone.
     ``untimed`` is the seed of the steps before it."""
-    if not _turn(entrant, Prepare(untimed), display):
+    if not _turn(entrant, Prepare(untimed), board):
         return None
     told = time.monotonic()
-    if not _turn(entrant, order, display):  # its clock starts
+    if not _turn(entrant, order, board):  # its clock starts
         return None
     heard = time.monotonic()
-    turn = _turn(entrant, None, display)
+    turn = _turn(entrant, None, board)
     over = time.monotonic()
-    return turn if turn and _turn(entrant, Conclude(over - heard, over - told), display) else None
+    return turn if turn and _turn(entrant, Conclude(over - heard, over - told), board) else None
 
 
 def _drawn(step_ms: Sequence[float]) -> int:
@@ -116,11 +106,11 @@ def _drawn(step_ms: Sequence[float]) -> int:
 
 
 def _time(
-    racing: list[Racer], rules: Rules, display: Display, name: str | None
+    racing: list[Racer], rules: Rules, board: "Board", name: str | None
 ) -> tuple[list[tuple[Racer, list[float]]], Finish]:
     """Times rounds of blocks until the rules say that it is enough; returns the entrants that are left, with the
     milliseconds a step of each of their blocks."""
-    _show(racing, 0, math.inf, 0.0, rules, display)
+    _show(racing, 0, math.inf, 0.0, rules, board)
     from mpcompare.race import intervals  # scipy is slow to import, and --help imports this file
 
     start = time.monotonic()
@@ -136,7 +126,7 @@ def _time(
     for rounds in itertools.count(1):
         untimed, seed = (_UNFORESEEN.getrandbits(32) for _ in range(2))
         for entrant in _order(racing, rounds):
-            if turn := _block(entrant, untimed, Time(rounds, seed), display):
+            if turn := _block(entrant, untimed, Time(rounds, seed), board):
                 blocks[id(entrant)].append(turn.step_ms)
             else:
                 racing = [other for other in racing if other is not entrant]
@@ -146,13 +136,13 @@ def _time(
             half_width = widest()
             done |= half_width <= rules.rel_ci
             look = _next_look(rounds, half_width, rules.rel_ci)
-        _show(racing, rounds, half_width, seconds, rules, display)
+        _show(racing, rounds, half_width, seconds, rules, board)
         if done:
             stopped = "rel_ci" if half_width <= rules.rel_ci and rounds >= MIN_ROUNDS else "budget"
             finish = Finish(rounds, stopped, half_width, seconds, name if len(racing) > 1 else None, compared=0)
             break
     if racing:
-        display.line(describe_timing(finish))
+        board.line(describe_timing(finish))
     return [(entrant, blocks[id(entrant)]) for entrant in racing], finish
 
 
@@ -177,13 +167,13 @@ def _next_look(rounds: int, half_width: float, rel_ci: float) -> int:
 
 
 def _show(
-    racing: Sequence[Racer], rounds: int, half_width: float, seconds: float, rules: Rules, display: Display
+    racing: Sequence[Racer], rounds: int, half_width: float, seconds: float, rules: Rules, board: "Board"
 ) -> None:
     known = f", known within {half_width:.1%}" if half_width < math.inf else ""
     for entrant in racing:
         taken = f"{rounds} round{'s' if rounds != 1 else ''} of blocks"
         text = f"{taken}{known}, {seconds:.0f} of {rules.budget_s:g} s at most"
-        display.progress(entrant.name, Progress(min(seconds, rules.budget_s), rules.budget_s, text, TIMING))
+        board.progress(entrant.name, Progress(min(seconds, rules.budget_s), rules.budget_s, text, TIMING))
 
 
 def describe_timing(timing: Timing) -> str:

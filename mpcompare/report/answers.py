@@ -41,12 +41,13 @@ class Answer:
         return ["".join(name(p) if isinstance(p, Name) else rest(p) for p in sentence) for sentence in self.sentences]
 
 
-def about(entries: Sequence[Entry], one: str, several: str | None = None) -> list[Sentence]:
+def about(entries: Sequence[Entry], one: str, several: str | None = None, *more: str) -> list[Sentence]:
     """Returns a sentence about runs, as ``a, b and 3 more differ``; none where there are no runs.
 
     Args:
         one: what is said of one run.
         several: what is said of more than one; None for the same.
+        more: pieces that follow.
     """
     if not entries:
         return []
@@ -57,7 +58,7 @@ def about(entries: Sequence[Entry], one: str, several: str | None = None) -> lis
     pieces = [piece for name in names for piece in (name, ", ")][:-1]
     if len(names) > 1:
         pieces[-2] = " and "
-    return [(*pieces, one if len(entries) == 1 or several is None else several)]
+    return [(*pieces, one if len(entries) == 1 or several is None else several, *more)]
 
 
 def first_clause(because: str) -> str:
@@ -108,16 +109,13 @@ def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
         (Word.DIFFERS_AS_DECLARED, " differs from ", " differ from "),
         (Word.SAME, " computes the same as ", " compute the same as "),
     ):
-        for reference, cause in dict.fromkeys(
-            (verdict.reference, verdict.cause) for _, verdict in of_word.get(word, [])
-        ):
+        for reference, cause in dict.fromkeys((v.reference, v.cause) for _, v in of_word.get(word, [])):
             alike = [(e, v) for e, v in of_word[word] if (v.reference, v.cause) == (reference, cause)]
             counts = {len(verdict.checks) for _, verdict in alike}
             checks = f" ({'at least ' if len(counts) > 1 else ''}{min(counts)} checks)."
             alike.sort(key=lambda each: each[0].run.finished.blocks.step_ms_p50)  # not all may be named
-            ((*pieces,),) = about([e for e, _ in alike], one, several)
             end = checks if word is Word.SAME else f" only as declared ({cause})."
-            said.append((*pieces, Name(labels.get(reference or "", str(reference))), end))
+            said += about([e for e, _ in alike], one, several, Name(labels.get(reference or "", str(reference))), end)
     return said or about(comparison.finished, " is the reference, and there is nothing to compare with it.",
                          " are references, and there is nothing to compare with them.")  # fmt: skip
 
@@ -144,12 +142,10 @@ def _faster(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
         if alike:
             low, high = min(e.time_ratio.low for e in alike), max(e.time_ratio.high for e in alike)
             span = f"{_digits(low)} to {_digits(high)} of the time of "
-            ((*pieces,),) = about(alike, f" takes {span}", f" take {span}")
             which = "which one is faster" if len(alike) == 1 else "whether they are faster"
-            said.append((*pieces, Name(baseline), f": {which} cannot be told."))
-    said += about(
-        [e for e in known if not e.side_by_side], " took no turns with the baseline: drift of the machine counts."
-    )
+            said += about(alike, f" takes {span}", f" take {span}", Name(baseline), f": {which} cannot be told.")
+    apart = [entry for entry in known if not entry.side_by_side]
+    said += about(apart, " took no turns with the baseline: drift of the machine counts.")
     if unknown := [entry for entry in others if entry not in known]:
         rounds = min(entry.run.finished.blocks.timing.rounds for entry in unknown)
         blocks = f"{rounds} round{'' if rounds == 1 else 's'}, and {MIN_VALUES} are needed"
@@ -176,8 +172,7 @@ def _smaller(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
         alike = [entry for entry in others[MOST:] if comparison.label(entry.baseline) == baseline]
         low, high = _digits(alike[0].memory_ratio), _digits(alike[-1].memory_ratio)
         span = f"{low if low == high else f'{low} to {high}'} of the memory of "
-        ((*pieces,),) = about(alike, f" needs {span}", f" need {span}")
-        said.append((*pieces, Name(baseline), "."))
+        said += about(alike, f" needs {span}", f" need {span}", Name(baseline), ".")
     return said
 
 

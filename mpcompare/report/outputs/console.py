@@ -51,9 +51,8 @@ def _show(console: Console, comparison: Comparison, verdicts: Verdicts) -> None:
         console.print(Text(comparison.not_the_same, style="bold red"))
     for table in _runs(comparison, verdicts, console.width):
         console.print(table)
-    _lines(console, remarks.because(comparison, verdicts), soft_wrap=True)
-    _lines(console, remarks.unchecked(comparison, verdicts), soft_wrap=True)
-    _lines(console, remarks.resumed(comparison), soft_wrap=True)
+    said = remarks.because(comparison, verdicts) + remarks.unchecked(comparison, verdicts)
+    _lines(console, said + remarks.resumed(comparison), soft_wrap=True)
     _lines(console, remarks.timing(comparison))
     _lines(console, dtypes.lines(comparison), soft_wrap=True)
     if comparison.finished:

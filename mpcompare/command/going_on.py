@@ -16,23 +16,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mpcompare import records
 from mpcompare.command.lock import locked
 from mpcompare.command.sweep import Job
 from mpcompare.errors import InputError
-from mpcompare.records import (
-    BLOCKS,
-    CHECKPOINTS,
-    MACHINE,
-    PLANNED,
-    RESULT,
-    TIMES,
-    WENT_ON,
-    check_format,
-    finite,
-    named_fields,
-    plan,
-    write_json,
-)
+from mpcompare.records import BLOCKS, CHECKPOINTS, MACHINE, PLANNED, RESULT, TIMES, WENT_ON
 
 T = TypeVar("T")
 SWEEP = "multirun.yaml"  # Hydra writes it into the folder of a sweep before anything else
@@ -126,7 +114,7 @@ class _Left:
     @classmethod
     def read(cls, folder: Path) -> "_Left":
         result = json.loads((folder / RESULT).read_text())
-        check_format(folder / RESULT, result)
+        records.check_format(folder / RESULT, result)
         return cls(folder, result)
 
     @property
@@ -135,7 +123,7 @@ class _Left:
 
     def differing(self, job: Job, free: Sequence[str]) -> list[str]:
         """Returns the fields in which its configuration is not that of a job, with both values."""
-        was, now = _fields(self.result["config"], free), _fields(finite(job.record_at_start["config"]), free)
+        was, now = _fields(self.result["config"], free), _fields(records.finite(job.record_at_start["config"]), free)
         fields = [field for field in dict.fromkeys((*was, *now)) if was.get(field) != now.get(field)]
         return [f"{field}={was.get(field)} and not {now.get(field)}" for field in fields]
 
@@ -153,7 +141,7 @@ class _Left:
             shutil.copytree(self.folder, job.folder, ignore=leave, dirs_exist_ok=True)
             if (self.folder / CHECKPOINTS).is_dir():
                 shutil.copytree(self.folder / CHECKPOINTS, job.folder / CHECKPOINTS, copy_function=_link)
-            write_json(job.folder / RESULT, result, indent=2)
+            records.write_json(job.folder / RESULT, result, indent=2)
         except (OSError, shutil.Error) as error:
             raise InputError("resume", self.folder, f"cannot be taken into {job.folder} ({error})") from error
 
@@ -164,14 +152,15 @@ class _Left:
             return
         origin = self.result["config"].get("resume")  # of training that began elsewhere, not all steps are here
         if self.has_checkpoint and (origin is None or is_sweep(self.result["config"])):
-            write_json(self.folder / RESULT, {**self._untimed(), **self._origin(self.result.get(WENT_ON))}, indent=2)
+            result = self._untimed() | self._origin(self.result.get(WENT_ON))
+            records.write_json(self.folder / RESULT, result, indent=2)
             (self.folder / BLOCKS).unlink(missing_ok=True)
             return
         files = [file for file in self.folder.iterdir() if file.name != RESULT and not file.name[-1].isdigit()]
         number = 1 + len(list(self.folder.glob(f"{RESULT}.*")))
         for file in (*files, self.folder / RESULT):
             file.rename(f"{file}.{number}")
-        plan(self.folder, job.record_at_start)
+        records.plan(self.folder, job.record_at_start)
 
     def _untimed(self) -> dict[str, Any]:
         """Returns the result without the times, of a run that goes on."""
@@ -186,7 +175,7 @@ class _Left:
 
 def _fields(config: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:
     """Returns the fields of a configuration, such as ``train.steps``, but for ``free`` fields and sections."""
-    named = ((field, value) for name in config for field, value in named_fields(name, config[name]).items())
+    named = ((field, value) for name in config for field, value in records.named_fields(name, config[name]).items())
     return {field: value for field, value in named if field not in free and field.split(".")[0] not in free}
 
 

@@ -14,23 +14,11 @@ import cattrs
 import pandas as pd
 from cattrs.strategies import configure_union_passthrough
 
+from mpcompare import records
 from mpcompare.errors import InputError
 from mpcompare.fields import PARTS, TYPES, ConfigAtLeast, Finished, Result, check_field
 from mpcompare.foreign import printable, read_bytes, read_json
-from mpcompare.records import (
-    BLOCK_FIELDS,
-    BLOCKS,
-    EVAL_FIELDS,
-    EVALS,
-    NUMERICS,
-    RESULT,
-    STEP_FIELDS,
-    STEPS,
-    check_format,
-    finite,
-    named_fields,
-    numbers,
-)
+from mpcompare.records import BLOCK_FIELDS, BLOCKS, EVAL_FIELDS, EVALS, NUMERICS, RESULT, STEP_FIELDS, STEPS
 from mpcompare.typed import check_type, is_of, required
 from mpcompare.verdict.findings import Findings, from_document
 
@@ -72,7 +60,7 @@ class Run:
     def recorded(self) -> dict[str, Any]:
         """The known fields of all parts by their names in ``result.json``, as they stand there."""
         parts = (vars(part) for name in PARTS if (part := getattr(self.result, name)))
-        return finite({**vars(self.result), **{name: value for part in parts for name, value in part.items()}})
+        return records.finite({**vars(self.result), **{name: value for part in parts for name, value in part.items()}})
 
     @cached_property
     def task_identity(self) -> dict[str, Any]:
@@ -82,7 +70,8 @@ class Run:
         if not config["task"]:
             return {}
         observed = {key: getattr(made, key) for key in OBSERVED} if made else {}
-        return {**named_fields("task", config["task"]), "seed": config.get("seed", self.result.seed), **observed}
+        named = records.named_fields("task", config["task"])
+        return {**named, "seed": config.get("seed", self.result.seed), **observed}
 
 
 def read_run(folder: Path, name: str = "") -> Run:
@@ -96,7 +85,7 @@ def read_run(folder: Path, name: str = "") -> Run:
         blocks = _read(folder / BLOCKS, BLOCK_FIELDS, of_block)
         evals = _read(folder / EVALS, EVAL_FIELDS, {"step": int})
         examined = (folder / NUMERICS).exists()
-        findings = from_document(numbers(read_json(folder / NUMERICS))) if examined else None
+        findings = from_document(records.numbers(read_json(folder / NUMERICS))) if examined else None
         _check_whole(result, steps, blocks)
     except Exception as error:  # whatever it is, the files are the cause
         said = str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
@@ -114,7 +103,7 @@ _FINISHED = [key for name in Finished.__annotations__ if name in PARTS for key i
 def result_of(document: Any) -> Result:
     """Returns the result that a document holds. Of a run that did not finish, fields of other types are left out: they
     may be what it failed of. Raises ValueError where it is none, or one that finished has a field of another type."""
-    check_format(RESULT, document)
+    records.check_format(RESULT, document)
     finished = document.get("status") == "ok"
     for key in (*_AT_START, *(_FINISHED if finished else ())):
         if key not in document:

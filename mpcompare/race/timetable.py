@@ -29,7 +29,6 @@ class RaceStage:
     name: str
     steps: float = 0  # number of training steps that it takes; 0 where it is not made of them
     seconds: float | None = 0.0  # its least duration beside them, a budget; None where only another entrant can tell
-    foreseen: bool = True  # whether it counts before it begins
 
 
 def stages(
@@ -46,7 +45,7 @@ def stages(
     """
     examined = noise_runs is not None
     return (
-        RaceStage(SET_UP, foreseen=False),
+        RaceStage(SET_UP),
         RaceStage(TRAINING, steps=train_steps, seconds=block_s),  # at its end a block is tried out
         RaceStage(EXAMINATION, seconds=None if examined else 0.0),
         *((RaceStage(NOISE, steps=train_steps * noise_runs),) if noise_runs else ()),
@@ -152,7 +151,7 @@ class Timetable:
 
     def _whole(self, stage: RaceStage, step_s: float) -> float | None:
         """Returns the seconds of a whole stage: by its steps, else by other entrants, else by what is known before."""
-        if not stage.foreseen:
+        if stage.name == SET_UP:
             return 0.0
         if stage.steps:
             return max(stage.steps * step_s, stage.seconds or 0.0)

@@ -104,9 +104,8 @@ def check_knobs(knobs: Mapping[str, Any], of_caller: Iterable[str], own_task: bo
         section, _, rest = key.partition(".")
         if section not in known:
             accepted = [*of_caller, *known]
-            raise InputError(
-                key, value, f"is no argument{did_you_mean(key, accepted)}; docs/from_python.md has them all"
-            )
+            near = did_you_mean(key, accepted)
+            raise InputError(key, value, f"is no argument{near}; docs/from_python.md has them all")
         names = list(value) if isinstance(value, Mapping) else [rest.partition(".")[0]] if rest else []
         accepted = list(sections.get(section, {})) if section != "hydra" else []
         if section == "task" and own_task:

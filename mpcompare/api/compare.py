@@ -104,13 +104,8 @@ def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
         device = str(call.knobs.get("device", "auto"))
         overrides.append("precision=" + ",".join(checks.read_precisions(call.precision, call.backends, device)))
     overrides += network.overrides_of(call, objects)
-    for key, value in {
-        "task.batch_size": call.batch_size,
-        "task.optimizer.lr": call.lr,
-        "train.steps": call.steps,
-    }.items():
-        if value is not None:
-            overrides.append(f"++{key}={written(key, value)}")
+    asked = {"task.batch_size": call.batch_size, "task.optimizer.lr": call.lr, "train.steps": call.steps}
+    overrides += [f"++{key}={written(key, value)}" for key, value in asked.items() if value is not None]
     return [*overrides, *_knobs(call.knobs)]
 
 

@@ -32,14 +32,11 @@ def parts_of(data: Any, wanted: int, model: Any, loss: Any) -> Parts:
         model: the network or its class, whose arguments choose the inputs among the entries of a dict.
         loss: a batch that is a dict is input and target at once, unless the loss is a name that takes labels.
     """
-    if (
-        isinstance(data, (tuple, list))
-        and len(data) == 4
-        and all(isinstance(each, Tensor | np.ndarray | Mapping) for each in data)
-    ):
-        return tree_map(_on_cpu, tuple(data))
-    if isinstance(data, (tuple, list)) and len(data) == 2 and all(map(_is_source, data)):
-        train, test = (_whole(each, wanted) for each in data)
+    parts = data if isinstance(data, (tuple, list)) else ()
+    if len(parts) == 4 and all(isinstance(each, Tensor | np.ndarray | Mapping) for each in parts):
+        return tree_map(_on_cpu, tuple(parts))
+    if len(parts) == 2 and all(map(_is_source, parts)):
+        train, test = (_whole(each, wanted) for each in parts)
         return (*_pair(train, model, loss), *_pair(test, model, loss))
     whole = _whole(data, wanted)
     x, y = _pair(whole, model, loss)
@@ -51,8 +48,8 @@ def parts_of(data: Any, wanted: int, model: Any, loss: Any) -> Parts:
     held_out = max(rows // HELD_OUT, 1)
     if rows < 2:
         raise InputError("data", f"{rows} sample", "expected at least two, of which one is held out")
-    parts = (slice(0, rows - held_out), slice(rows - held_out, rows))
-    (x_train, y_train), (x_test, y_test) = (tree_map(lambda t, part=part: t[part], (x, y)) for part in parts)
+    x_train, y_train = tree_map(lambda t: t[: rows - held_out], (x, y))
+    x_test, y_test = tree_map(lambda t: t[rows - held_out :], (x, y))
     return x_train, y_train, x_test, y_test
 
 
@@ -82,9 +79,8 @@ def _whole(data: Any, wanted: int) -> Any:
     if isinstance(data, list) and data and all(isinstance(each, Tensor | np.ndarray) for each in data):
         return _numbers(data)
     if isinstance(data, IterableDataset):
-        raise InputError(
-            "data", type(data).__name__, "is an IterableDataset: put it into a DataLoader with a batch size"
-        )
+        expected = "is an IterableDataset: put it into a DataLoader with a batch size"
+        raise InputError("data", type(data).__name__, expected)
     if _is_indexed(data):
         return _collated(data, wanted)
     if isinstance(data, (DataLoader, Iterable)):

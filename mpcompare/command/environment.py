@@ -30,17 +30,14 @@ def show_environment(version: str) -> None:
     known = provenance(cpu)
     _say("commit", known.commit or "not known")
     _say("CPU", f"{known.device_name}, {os.cpu_count()} cores, torch takes {known.threads}")
-    _say(
-        "ISA",
-        f"{torch.backends.cpu.get_cpu_capability()} in torch; of the CPU: {', '.join(_instructions()) or 'not known'}",
-    )
+    sets = ", ".join(_instructions()) or "not known"
+    _say("ISA", f"{torch.backends.cpu.get_cpu_capability()} in torch; of the CPU: {sets}")
     if device.type == "cuda":
         gpu = provenance(device)
         _say("GPU", f"{gpu.device_name}, CUDA {gpu.cuda}, driver {gpu.driver or 'not known'}")
     else:
-        _say(
-            "GPU", f"none, torch is built {f'with CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}"
-        )
+        built_with = f"with CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        _say("GPU", f"none, torch is built {built_with}")
     for name, value in known.flags.items():
         _say("flag", f"{name}={value}")
     for name, value in known.environment.items():

@@ -3,8 +3,9 @@
 import difflib
 import re
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
-from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mpcompare.errors import InputError
@@ -22,9 +23,8 @@ def unknown_key(error: Exception) -> str | None:
     if not refused or not isinstance(cause, OmegaConfBaseException) or cause.parent_node is None:
         return None
     root = cause.parent_node._get_root()
-    chosen = {
-        name for each in OmegaConf.load(CONF / "config.yaml").defaults if OmegaConf.is_dict(each) for name in each
-    }
+    defaults = OmegaConf.load(CONF / "config.yaml").defaults
+    chosen = {name for each in defaults if OmegaConf.is_dict(each) for name in each}
     known = {name: name if name in chosen else f"+{name}" for name in _groups()} | {key: key for key in _keys(root)}
     if not (near := _near(refused[1], known)):
         return None
@@ -46,15 +46,12 @@ def _groups() -> list[str]:
     return sorted(path.name for path in CONF.iterdir() if path.is_dir())
 
 
-def _keys(node: Container, before: str = "") -> Iterator[str]:
+def _keys(node: Any, before: str = "") -> Iterator[str]:
     """Yields the keys of a configuration, with dots."""
-    for name in (
-        map(str, node) if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing() else ()
-    ):
-        yield f"{before}{name}"
-        below = node._get_node(name)
-        if isinstance(below, DictConfig):
-            yield from _keys(below, f"{before}{name}.")
+    if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+        for name in map(str, node):
+            yield f"{before}{name}"
+            yield from _keys(node._get_node(name), f"{before}{name}.")
 
 
 def _near(key: str, known: Collection[str]) -> list[str]:

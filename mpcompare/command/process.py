@@ -118,9 +118,8 @@ class Process:
                 self.own.forget()
                 self.board.line(f"{self.name}: {cause}")
         except (OSError, ValueError) as error:
-            self.unrecorded = InputError(
-                "hydra output folder", self.job.folder, f"cannot complete the record ({error})"
-            )
+            said = f"cannot complete the record ({error})"
+            self.unrecorded = InputError("hydra output folder", self.job.folder, said)
 
     def _cause_of_death(self, printed: Sequence[str]) -> str:
         if server_has_died():

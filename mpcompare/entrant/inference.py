@@ -161,9 +161,8 @@ def _costs(able: dict[str, Way], x: Batch, setup: Setup, budget_s: float) -> dic
             rows[name] = {"weight_bytes": way.weight_bytes, "peak_memory_bytes": peak + nbytes(x) + way.weight_bytes}
         except Exception as error:  # out of memory, say
             rows[name] = {"unavailable": first_line(error)}
-    times = time_batches(
-        {name: way for name, way in able.items() if "unavailable" not in rows[name]}, x, setup.clock, budget_s
-    )
+    left = {name: way for name, way in able.items() if "unavailable" not in rows[name]}
+    times = time_batches(left, x, setup.clock, budget_s)
     for name, ms in times.items():
         p20, p50, p80 = np.percentile(ms, (20, 50, 80)).tolist()
         rows[name] |= {"latency_ms": p50, "latency_ms_p20": p20, "latency_ms_p80": p80}

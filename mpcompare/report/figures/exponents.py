@@ -77,14 +77,8 @@ def _moved_limits(axes: Axes, scale: float) -> None:
     for limit in (ZERO, SUBNORMAL, INFINITE):
         axes.axvline(limit - shift, color="black", linestyle="--", linewidth=0.8)
     axes.annotate("", (SUBNORMAL - shift, 300), (SUBNORMAL, 300), arrowprops={"arrowstyle": "->"})
-    axes.text(
-        SUBNORMAL,
-        300,
-        f" with the loss scale {_power(scale)}",
-        va="center",
-        fontsize=8,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-    )
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    axes.text(SUBNORMAL, 300, f" with the loss scale {_power(scale)}", va="center", fontsize=8, bbox=white)
 
 
 def _segment(axes: Axes, row: int, left: float, right: float, word: str, grey: str) -> None:

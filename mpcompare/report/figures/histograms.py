@@ -83,8 +83,8 @@ def draw(axes: Axes, counts: Exponents, low: float, high: float) -> None:
     for place, (name, first) in enumerate(counts["first"].items()):
         x = zero - 1.5 + 3 * (place + 0.5) / len(counts["first"])
         if name in last and np.sum(last[name]) and list(last[name]) != list(first):
-            _histogram(axes, last[name], x, place, {"linewidth": 0.7, "alpha": 0.8}, markerfacecolor="white")
-        _histogram(axes, first, x, place, {"linewidth": 1.8, "linestyle": DASHES[place], "label": name})
+            _histogram(axes, last[name], x, place, fill="white", linewidth=0.7, alpha=0.8)
+        _histogram(axes, first, x, place, linewidth=1.8, linestyle=DASHES[place], label=name)
     axes.axvline(low, color="0.3", linewidth=0.8)
     ticks = range(10 * math.ceil(low / 10), int(high) + 1, 10)
     axes.set_xticks([zero, *ticks], ["0", *(power(2, tick) for tick in ticks)])
@@ -96,20 +96,13 @@ def draw(axes: Axes, counts: Exponents, low: float, high: float) -> None:
     axes.grid(axis="y", alpha=0.3)
 
 
-def _histogram(
-    axes: Axes,
-    counts: Sequence[int],
-    x: float,
-    place: int,
-    style: Mapping[str, Any],
-    markerfacecolor: str | None = None,
-) -> None:
+def _histogram(axes: Axes, counts: Sequence[int], x: float, place: int, fill: str | None = None, **style: Any) -> None:
     """The share of zeros as a point at ``x``, the others as steps, down to the axis where there are none."""
     percents = 100 * np.array(counts, dtype=float) / np.sum(counts)
     steps = np.where(percents[1:] > 0, percents[1:], 1e-9)
     axes.stairs(steps, np.append(EXPONENTS, HIGHEST + 1), baseline=None, color=COLOURS[place], **style)
     if percents[0]:
-        axes.plot(x, percents[0], "o", color=COLOURS[place], markersize=5, markerfacecolor=markerfacecolor)
+        axes.plot(x, percents[0], "o", color=COLOURS[place], markersize=5, markerfacecolor=fill)
 
 
 def short(names: Sequence[str]) -> tuple[int, list[str]]:
@@ -136,20 +129,12 @@ def table(axes: Axes, title: str, heads: Sequence[str], rows: Mapping[str, str],
     width, names = short(list(rows))
     lines = [title, *(" " * width + head for head in heads)]
     handles = axes.get_legend_handles_labels()[0]
-    axes.legend(
-        handles,
-        [name + cells for name, cells in zip(names, rows.values(), strict=True)][: len(handles)],
-        title="\n".join(" " * 5 + line for line in lines),  # as wide as the line before each row
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
-        frameon=False,
-        alignment="left",
-        prop={"family": "monospace", "size": 7},
-        title_fontproperties={"family": "monospace", "size": 7},
-        handlelength=2.2,
-        handletextpad=0.8,
-        borderpad=0,
-    )
+    head = "\n".join(" " * 5 + line for line in lines)  # as wide as the line before each row
+    labels = [name + cells for name, cells in zip(names, rows.values(), strict=True)][: len(handles)]
+    font = {"family": "monospace", "size": 7}
+    axes.legend(handles, labels, title=head, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False,
+                alignment="left", prop=font, title_fontproperties=font, handlelength=2.2, handletextpad=0.8,
+                borderpad=0)  # fmt: skip
     if left_out:
         some = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
         axes.set_title(f"not drawn ({len(left_out)}): {some}", fontsize=7, loc="right")

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.kit import at_the_top, colour, dashed, legend, marker, parts_of
+from mpcompare.report.figures.kit import at_the_top, colour, dashed, legend, line, marker, parts_of
 
 MANY = 20  # runs that one panel can show: colours and dashes tell no more apart, and each has a panel of its own
 IN_ROW, INCHES = 5, 1.25  # panels in a row, and the height of a row
@@ -59,15 +59,9 @@ def _part(part: SubFigure, entries: Sequence[Entry], classes: bool) -> None:
 
 def _curve(axes: Axes, place: int, entry: Entry) -> None:
     steps = entry.run.steps
-    axes.plot(
-        steps["step"],
-        steps["loss"],
-        label=entry.label + (" (baseline)" if entry.is_baseline else ""),
-        **dashed(place),
-        linewidth=5 if entry.is_baseline else max(2.6 - 0.5 * place, 1),
-        alpha=0.45 if entry.is_baseline else 1,
-        zorder=1 if entry.is_baseline else 2,
-    )
+    below = {"linewidth": 5, "alpha": 0.45, "zorder": 1} if entry.is_baseline else {}
+    label = entry.label + (" (baseline)" if entry.is_baseline else "")
+    axes.plot(steps["step"], steps["loss"], label=label, **{**line(place), **below})
     skipped = steps[steps["skipped"]]
     axes.plot(skipped["step"], skipped["loss"], "x", color=colour(place), markersize=8)
     if len(evals := _evals(entry)):

@@ -63,9 +63,8 @@ def _phases(axes: Axes, entries: Sequence[Entry]) -> None:
             colour = COLOURS.get(name, "0.6")
             axes.barh(place, width, left=right, color=colour, edgecolor="white", linewidth=0.5, label=name)
             if width > LABELLED * longest:
-                axes.text(
-                    right + width / 2, place, f"{width:.3g}", ha="center", va="center", fontsize=8, color=ON_LIGHT
-                )
+                middle = (right + width / 2, place)
+                axes.text(*middle, f"{width:.3g}", ha="center", va="center", fontsize=8, color=ON_LIGHT)
             right += width
         clock = "" if times.get(WHOLE_STEP) else f" (clock {entry.run.finished.phases.phase_overhead:+.1%})"
         beside(axes, right, place, f"{right:.4g} ms{clock}")

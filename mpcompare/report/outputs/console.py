@@ -31,6 +31,7 @@ STYLES = {
     Word.WITHIN_NOISE: "yellow",
 }
 Cells = Sequence[str | Text]
+Headed = Sequence[tuple[str, Column[Any]]]  # columns with their headings, the most important first
 
 
 def write(report: Report, folder: Path) -> None:
@@ -123,17 +124,9 @@ def inference_tables(comparison: Comparison, width: int) -> Iterator[Table]:
     return tables(heads, rows, len(inference.NAMES), width)
 
 
-def tables(
-    columns: Sequence[tuple[str, Column[Any]]], rows: Sequence[Cells], names: int, width: int
-) -> Iterator[Table]:
-    """Yields one table, or several where the console is too narrow for one.
-
-    Args:
-        columns: with their headings, the most important first.
-        rows: the cells of each column.
-        names: the number of columns that name a row; each table begins with them.
-        width: of the console, in characters.
-    """
+def tables(columns: Headed, rows: Sequence[Cells], names: int, width: int) -> Iterator[Table]:
+    """Yields one table, or several where a console of so many characters is too narrow for one. The first ``names``
+    columns name a row, and each table begins with them."""
     each = zip(columns, *rows, strict=True)
     sizes = [max(_size(cell, column.wraps) for cell in (heading, *cells)) for (heading, column), *cells in each]
     named = list(range(names))
@@ -146,9 +139,7 @@ def tables(
     yield _table(columns, rows, names, [*named, *chosen])
 
 
-def _table(
-    columns: Sequence[tuple[str, Column[Any]]], rows: Sequence[Cells], names: int, chosen: Sequence[int]
-) -> Table:
+def _table(columns: Headed, rows: Sequence[Cells], names: int, chosen: Sequence[int]) -> Table:
     """Returns a table of the chosen columns. Rows that show nothing in them but their names are left out."""
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for at in chosen:

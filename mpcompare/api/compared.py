@@ -69,7 +69,7 @@ class Compared:
         for rows in brief.rows_of(self.report):
             columns = brief.columns_of(rows)
             yield Markup("<p><b>{}</b></p><table><tr>").format(rows[0].comparison.title)
-            yield from (Markup("<th>{}</th>").format(heading) for heading in brief.headings(columns, rows))
+            yield from (Markup("<th>{}</th>").format(column.heading) for column in columns)
             for row in rows:
                 yield Markup("</tr><tr>")
                 yield from (Markup("<td>{}</td>").format(cell) for cell in brief.cells(columns, row))

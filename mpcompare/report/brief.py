@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mpcompare.report import summary
 from mpcompare.report.columns import Column
@@ -20,20 +21,16 @@ def rows_of(report: Report) -> list[list[Row]]:
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column[Row]]:
-    """Returns the columns, without the variant and the accuracy where no run has one."""
+    """Returns the columns, without the variant and the accuracy where no run has one. Their headings name the baseline
+    where all runs have the same one."""
+    labels = {row.comparison.label(row.entry.baseline) for row in rows if row.entry.baseline}
+    versus = labels.pop() if len(labels) == 1 else "baseline"
     optional = ("variant", "test_accuracy")
     return [
-        column
+        replace(column, heading=one_line(column.heading.format(baseline=versus)))
         for column in summary.BRIEF
         if column.name not in optional or any(column.value(row) is not None for row in rows)
     ]
-
-
-def headings(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[str]:
-    """Returns the headings of columns, with the label of the baseline where all runs have the same one."""
-    labels = {row.comparison.label(row.entry.baseline) for row in rows if row.entry.baseline}
-    versus = labels.pop() if len(labels) == 1 else "baseline"
-    return [one_line(column.heading.format(baseline=versus)) for column in columns]
 
 
 def cells(columns: Sequence[Column[Row]], row: Row) -> list[str]:

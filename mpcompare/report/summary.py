@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, percent, percentiles, recorded
@@ -37,12 +37,13 @@ def columns_of(row: Row) -> list[Column[Row]]:
     return [*_BEFORE_PHASES, *map(_phase, row.recorded.get("phase_ms", {})), *_AFTER_PHASES]
 
 
-def shown(comparison: Comparison) -> list[tuple[str, Column[Row]]]:
-    """Returns the columns of ``SHOWN`` that say something of these runs, each with its heading."""
+def shown(comparison: Comparison) -> list[Column[Row]]:
+    """Returns the columns of ``SHOWN`` that say something of these runs, with the baseline in their headings."""
     baselines = list(dict.fromkeys(comparison.label(e.baseline) for e in comparison.entries if e.baseline))
     versus = baselines[0] if len(baselines) == 1 and len(baselines[0]) < LONG else "baseline"
     needless = {"baseline": len(baselines) < 2, "variant": not any(entry.variant for entry in comparison.entries)}
-    return [(column.heading.format(baseline=versus), column) for column in SHOWN if not needless.get(column.name)]
+    columns = [column for column in SHOWN if not needless.get(column.name)]
+    return [replace(column, heading=column.heading.format(baseline=versus)) for column in columns]
 
 
 def cell(column: Column[Row], row: Row) -> str:

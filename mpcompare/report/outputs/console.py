@@ -4,6 +4,7 @@ Where not all columns of a table find room, the others follow in further tables.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ STYLES = {
     Word.WITHIN_NOISE: "yellow",
 }
 Cells = Sequence[str | Text]
-Headed = Sequence[tuple[str, Column[Any]]]  # columns with their headings, the most important first
 
 
 def write(report: Report, folder: Path) -> None:
@@ -81,15 +81,15 @@ def _lines(console: Console, lines: list[str], soft_wrap: bool | None = None) ->
 
 def _runs(comparison: Comparison, verdicts: Verdicts, width: int) -> Iterator[Table]:
     """The columns that say something of these runs; ``summary.csv`` has more."""
-    headed = summary.shown(comparison)
+    columns = summary.shown(comparison)
     rows: list[list[str | Text]] = []
     for row in summary.rows_of(comparison, verdicts):
         style = "red" if not row.entry.ok else STYLES.get(row.verdict.word, "") if row.verdict else ""
-        cells = [(column.name, summary.cell(column, row)) for _, column in headed]
+        cells = [(column.name, summary.cell(column, row)) for column in columns]
         coloured = ("verdict",) if row.entry.ok else (*summary.NAMES, "verdict")
         rows.append([Text(cell, style=style if name in coloured else "") for name, cell in cells])
-    names = sum(column.name in summary.NAMES for _, column in headed)
-    return tables(headed, rows, names, width)
+    names = sum(column.name in summary.NAMES for column in columns)
+    return tables(columns, rows, names, width)
 
 
 def _phases(comparison: Comparison, width: int) -> Iterator[Table]:
@@ -97,8 +97,8 @@ def _phases(comparison: Comparison, width: int) -> Iterator[Table]:
     time: the first step's milliseconds and the seconds that making the backend took, builds and compilation
     included."""
     phases = phases_of(entry.run for entry in comparison.finished)
-    label, number = (Column[Entry]("", unit, "", lambda _: None) for unit in (TEXT, "1"))
-    heads = [("ms in phase", label), *((each, number) for each in (*phases, "clock's cost", "first step", "set-up s"))]
+    heads = {"ms in phase": TEXT, **dict.fromkeys((*phases, "clock's cost", "first step", "set-up s"), "1")}
+    columns = [Column[Entry]("", unit, "", lambda _: None, heading) for heading, unit in heads.items()]
     rows = []
     for entry in comparison.finished:
         result = entry.run.finished
@@ -107,7 +107,7 @@ def _phases(comparison: Comparison, width: int) -> Iterator[Table]:
         clock = "-" if WHOLE_STEP in times else f"{result.phases.phase_overhead:+.1%}"
         first, set_up = f"{result.training.first_step_ms:.4g}", f"{result.set_up.construct_s:.2g}"
         rows.append([entry.label, *cells, clock, first, set_up])
-    return tables(heads, rows, 1, width)
+    return tables(columns, rows, 1, width)
 
 
 def inference_tables(comparison: Comparison, width: int) -> Iterator[Table]:
@@ -119,16 +119,16 @@ def inference_tables(comparison: Comparison, width: int) -> Iterator[Table]:
         rows.append(["" if row.entry is labelled else label, *cells])
         labelled = row.entry
         sizes[str(inference.batch_size(row.entry))] = None
-    (_, label_column), *others = ((column.heading, column) for column in inference.SHOWN)
-    heads = [(f"inference, batch {'/'.join(sizes)}", label_column), *others]
-    return tables(heads, rows, len(inference.NAMES), width)
+    first, *others = inference.SHOWN
+    columns = [replace(first, heading=f"inference, batch {'/'.join(sizes)}"), *others]
+    return tables(columns, rows, len(inference.NAMES), width)
 
 
-def tables(columns: Headed, rows: Sequence[Cells], names: int, width: int) -> Iterator[Table]:
-    """Yields one table, or several where a console of so many characters is too narrow for one. The first ``names``
-    columns name a row, and each table begins with them."""
+def tables(columns: Sequence[Column[Any]], rows: Sequence[Cells], names: int, width: int) -> Iterator[Table]:
+    """Yields one table, or several where a console of so many characters is too narrow for one: the columns come with
+    the most important first. The first ``names`` of them name a row, and each table begins with these."""
     each = zip(columns, *rows, strict=True)
-    sizes = [max(_size(cell, column.wraps) for cell in (heading, *cells)) for (heading, column), *cells in each]
+    sizes = [max(_size(cell, column.wraps) for cell in (column.heading, *cells)) for column, *cells in each]
     named = list(range(names))
     chosen: list[int] = []
     for at in range(names, len(columns)):
@@ -139,12 +139,12 @@ def tables(columns: Headed, rows: Sequence[Cells], names: int, width: int) -> It
     yield _table(columns, rows, names, [*named, *chosen])
 
 
-def _table(columns: Headed, rows: Sequence[Cells], names: int, chosen: Sequence[int]) -> Table:
+def _table(columns: Sequence[Column[Any]], rows: Sequence[Cells], names: int, chosen: Sequence[int]) -> Table:
     """Returns a table of the chosen columns. Rows that show nothing in them but their names are left out."""
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for at in chosen:
-        heading, column = columns[at]
-        table.add_column(heading, justify=column.justify, no_wrap=not column.wraps)
+        column = columns[at]
+        table.add_column(column.heading, justify=column.justify, no_wrap=not column.wraps)
     for row in rows:
         if any(str(row[at]) for at in set(chosen) - set(range(names))):
             table.add_row(*(row[at] for at in chosen))

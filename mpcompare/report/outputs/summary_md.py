@@ -131,7 +131,7 @@ def _table(report: Report) -> list[str]:
     every = [row for rows in groups for row in rows]
     columns = brief.columns_of(every)
     several = len(groups) > 1
-    table = [[*(["comparison"] if several else []), *brief.headings(columns, every)]]
+    table = [[*(["comparison"] if several else []), *(column.heading for column in columns)]]
     for rows in groups:
         for place, row in enumerate(rows):
             title = "" if place else f"{_number(report, row.comparison)}{row.comparison.title}"

@@ -29,7 +29,7 @@ def lines(report: Report) -> list[str]:
     groups = brief.rows_of(report)
     every = [row for rows in groups for row in rows]
     columns = brief.columns_of(every)
-    body = [_row(brief.headings(columns, every))]
+    body = [_row([column.heading for column in columns])]
     for rows in groups:
         body.append(r"\midrule")
         if len(groups) > 1:

@@ -23,9 +23,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: the columns with their headings, the cells of each row, and the class of each row, if rows have one."""
+    """A table: the columns, the cells of each row, and the class of each row, if rows have one."""
 
-    columns: Sequence[tuple[str, Column[Any]]]
+    columns: Sequence[Column[Any]]
     rows: Sequence[Sequence[Cell]]
     kinds: Sequence[str] = ()
 
@@ -36,14 +36,11 @@ def runs(comparison: Comparison, verdicts: Verdicts) -> Table:
     A run that did not finish has its names and its status.
     """
     names = (*summary.NAMES, "verdict")
-    columns = sorted(
-        summary.shown(comparison),
-        key=lambda shown: names.index(shown[1].name) if shown[1].name in names else len(names),
-    )
+    shown = summary.shown(comparison)
+    columns = sorted(shown, key=lambda column: names.index(column.name) if column.name in names else len(names))
     rows = sorted(summary.rows_of(comparison, verdicts), key=lambda row: word(row.entry, row.verdict).rank)
     cells = [
-        [_cell(column, row) if row.entry.ok else Cell(summary.cell(column, row)) for _, column in columns]
-        for row in rows
+        [_cell(column, row) if row.entry.ok else Cell(summary.cell(column, row)) for column in columns] for row in rows
     ]
     return Table(columns, cells, [word(row.entry, row.verdict).kind for row in rows])
 
@@ -52,14 +49,13 @@ def ways(comparison: Comparison) -> Table:
     """Returns the table of inference: a row for each run and way; without rows where nothing was tried."""
     rows = inference.rows_of(comparison)
     cells = [[_cell(column, row) if row.shows(column) else Cell("") for column in inference.SHOWN] for row in rows]
-    return Table([(column.heading, column) for column in inference.SHOWN], cells)
+    return Table(inference.SHOWN, cells)
 
 
 def digits(comparison: Comparison, verdicts: Verdicts) -> Table:
     """Returns the table of the digits that layers lose, in each precision of 16 bits."""
     rows = [row for each in maps.shown(comparison, verdicts) for row in each.rows]
-    heads = [(column.heading, column) for column in maps.SHOWN]
-    return Table(heads, [[_cell(column, row) for column in maps.SHOWN] for row in rows])
+    return Table(maps.SHOWN, [[_cell(column, row) for column in maps.SHOWN] for row in rows])
 
 
 def _cell(column: Column[Any], row: Any) -> Cell:

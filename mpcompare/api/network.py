@@ -79,8 +79,6 @@ def _in_memory(call: Any, loss: Any) -> samples.Parts:
 
 
 def _loader(parts: samples.Parts) -> Callable[[int], Any]:
-    """Returns a function of the seed that returns data in memory."""
-
     def in_memory(seed: int) -> Any:
         return parts
 

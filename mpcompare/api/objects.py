@@ -104,8 +104,6 @@ def written(key: str, value: Any) -> str:
 
 
 def _named_like(maker: Any, named: Any) -> Any:
-    """Returns a function that calls ``maker`` and has the name of ``named``."""
-
     def call(*args: Any, **values: Any) -> Any:
         return maker(*args, **values)
 

@@ -80,7 +80,6 @@ def _by_its_class(
 
 
 def _made(maker: Any, model: Any) -> Any:
-    """Returns what a class, or a function, makes of parameters."""
     if isinstance(maker, (list, tuple, dict)):
         expected = "expected one: networks with optimizers of their own, as of a GAN, are compared one after the other"
         raise InputError("optimizer", f"{len(maker)} optimizers", expected)

@@ -83,7 +83,6 @@ def read(folder: Path) -> Checkpoint:
 
 
 def _read_content(file: Path) -> dict[str, Any]:
-    """Returns the content of ``checkpoint.json``, verified."""
     try:
         raw = read_bytes(file)
     except FileNotFoundError as error:

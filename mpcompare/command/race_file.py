@@ -108,7 +108,6 @@ def fingerprints(config: Any) -> dict[str, str]:
 
 
 def _targets(node: Any) -> Iterator[str]:
-    """Yields each ``_target_`` at and below a node."""
     if isinstance(node, dict) and isinstance(target := node.get("_target_"), str):
         yield target
     for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():

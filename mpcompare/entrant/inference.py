@@ -142,7 +142,6 @@ def measure_inference(setup: Setup, state: State, scores: Scores, plan: Inferenc
 
 
 def _score(way: Way, setup: Setup) -> Scores:
-    """Returns loss and accuracy of a way on the held-out samples, the loss in fp32."""
     return score(lambda x: way(x).float(), setup.dataset, setup.task)
 
 

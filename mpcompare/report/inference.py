@@ -69,7 +69,6 @@ def lines(comparison: Comparison) -> list[str]:
 
 
 def _way(row: InferenceRow, way: str) -> str:
-    """Returns the way, and why it is unavailable if it is."""
     return f"{way} (unavailable: {reason})" if (reason := row.result.unavailable) is not None else way
 
 

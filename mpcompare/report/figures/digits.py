@@ -32,7 +32,6 @@ def digits(report: Report) -> Figure | None:
 
 
 def _inches(panel: Panel) -> float:
-    """Returns the height of a panel."""
     return AROUND + ROW * len(panel[1])
 
 

@@ -76,7 +76,6 @@ def _few(labels: Sequence[str]) -> str:
 
 
 def _together(rows: Sequence[tuple[list[str], str]]) -> bool:
-    """Returns whether several layers stand in one row."""
     return any(len(names) > 1 for names, _ in rows)
 
 

@@ -79,7 +79,6 @@ def _difference(axes: Axes, place: int, entry: Entry) -> None:
 
 
 def _accuracy(axes: Axes, entries: Sequence[Entry]) -> None:
-    """Held-out accuracy of each run that was evaluated while it trained."""
     if not any(map(_has_accuracy, entries)):
         axes.text(0.5, 0.5, "not evaluated in between", transform=axes.transAxes, ha="center", color="0.4")
     for place, entry in enumerate(entries):
@@ -105,7 +104,6 @@ def _held_out(place: int) -> dict[str, Any]:
 
 
 def _rows_of(runs: int) -> int:
-    """Returns the rows of panels that so many runs need."""
     return math.ceil(runs / IN_ROW)
 
 

@@ -52,7 +52,6 @@ def phases(report: Report) -> Figure | None:
 
 
 def _phases(axes: Axes, entries: Sequence[Entry]) -> None:
-    """A bar a run, of its phases from first to last."""
     names = phases_of(entry.run for entry in entries)
     measured = [entry.run.finished.phases.phase_ms for entry in entries]
     pieces = [{name: phase_ms[name] or 0.0 for name in names if name in phase_ms} for phase_ms in measured]

@@ -174,7 +174,6 @@ def _points(place: int, entry: Entry, values: pd.Series) -> dict[str, Any]:
 
 
 def _fit(axes: Axes, series: Sequence[pd.Series], *more: float) -> None:
-    """Sets the limits of a log axis around the values that it can show."""
     values = positive([*(value for each in series for value in each), *more])
     if len(values):
         axes.set_ylim(values.min() / 2, values.max() * 2)

@@ -29,7 +29,6 @@ def update_ratio(report: Report) -> Figure | None:
 
 
 def _limits(runs: Sequence[Judged]) -> dict[str, float]:
-    """The limits of the formats that the runs of a comparison are in."""
     asked = {run.precision for run in runs}
     return {name: limit for name, limit in ROUNDOFF.items() if name in asked}
 

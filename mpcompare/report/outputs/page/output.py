@@ -3,23 +3,34 @@
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from mpcompare.records import finite, write_atomically
 from mpcompare.report import contents, digits, dtypes, inference, remarks
+from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
+from mpcompare.report.figures.kit import colour, dashes
 from mpcompare.report.outputs import summary_md
-from mpcompare.report.outputs.page import checks, figures, series, settings, tables, words
+from mpcompare.report.outputs.page import checks, figures, settings, tables, words
 
 PACKAGE = "mpcompare.report.outputs.page"
 NAME = "index.html"
 KINDS = (".csv", ".json", ".md", ".tex", ".png", ".svg", ".pdf")  # the files beside the page to which it links
+QUANTITIES = {
+    "difference": "|training loss - baseline's|",
+    "loss": "training loss",
+    "loss_scale": "loss scale",
+    "grad_norm": "norm of the gradients",
+}
+POINTS = 1000  # steps of a curve: of longer training every n-th is shown
 
 
 def write(report: Report, folder: Path) -> None:
@@ -41,7 +52,7 @@ def render(report: Report, files: Sequence[str]) -> str:
         markdown="\n".join(summary_md.lines(report)),
         undrawn="" if report.is_drawn else contents.UNDRAWN,
         missing_baseline="" if report.has_baseline else report.baseline,
-        data=_json([series.series(comparison) for comparison in report.comparisons]),
+        data=_json([_series(comparison) for comparison in report.comparisons]),
         style=Markup("\n".join(_text(name) for name in ("uplot/uPlot.min.css", "static/page.css"))),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -77,6 +88,39 @@ def _part(report: Report, place: int) -> dict[str, Any]:
         "configurations": settings.configurations(comparison),
         "versions": settings.versions(comparison),
     }
+
+
+def _series(comparison: Comparison) -> dict[str, Any]:
+    """Returns the numbers of the finished runs by step, which the page draws with one cursor over all of them; None is
+    a step without a value."""
+    steps = sorted({int(step) for entry in comparison.finished for step in entry.run.steps["step"]})
+    every = math.ceil(len(steps) / POINTS) or 1
+    runs = [_run(place, entry, steps[::every]) for place, entry in enumerate(comparison.finished)]
+    return {
+        "title": comparison.title,
+        "every": every,
+        "steps": steps[::every],
+        "panels": {name: title for name, title in QUANTITIES.items() if any(_shows(run, name) for run in runs)},
+        "runs": runs,
+    }
+
+
+def _run(place: int, entry: Entry, steps: list[int]) -> dict[str, Any]:
+    by_step = entry.run.steps.set_index("step")
+    by_step = by_step.assign(difference=math.nan if entry.is_baseline else entry.loss_diff).reindex(steps)
+    values = {name: [_number(value) for value in by_step[name].to_numpy(dtype=float)] for name in QUANTITIES}
+    dash = dashes(place)
+    style: dict[str, Any] = {"colour": colour(place), "dash": [] if isinstance(dash, str) else dash[1]}
+    return {"label": entry.label, **style, **values}
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.6g}") if np.isfinite(value) else None
+
+
+def _shows(run: dict[str, Any], name: str) -> bool:
+    """Returns whether there is something to see: a loss scale that is always 1 is none."""
+    return any(value is not None and (name != "loss_scale" or value != 1) for value in run[name])
 
 
 def _json(value: Any) -> Markup:

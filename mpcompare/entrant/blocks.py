@@ -117,9 +117,7 @@ def _part(setup: Setup, step_ms: list[float], finish: Finish, unfinished: int) -
     micro_batch_flops = step_flops(setup.model, task.loss_fn, x, y)
     flops = None if micro_batch_flops is None else task.accumulate * micro_batch_flops
     return BlocksRecord(
-        step_ms_p20=timed["step_ms_p20"],
-        step_ms_p50=timed["step_ms_p50"],
-        step_ms_p80=timed["step_ms_p80"],
+        **timed,
         samples_per_s=task.batch_size / seconds,
         flops_per_step=flops,
         tflops=None if flops is None else flops / seconds / 1e12,

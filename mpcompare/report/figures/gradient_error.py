@@ -98,17 +98,12 @@ def _name(tensors: Sequence[str], kinds: set[str]) -> str:
 
 
 def _worst(gradients: GradientTable, places: Sequence[int]) -> tuple[str, str] | None:
-    ratios = {
-        (number, place): ratio
-        for number, series in enumerate(gradients.series)
-        for place in places
-        if (ratio := float(series.ratios[place])) > 1
-    }
-    if not ratios:
+    pairs = [(each, place) for each in gradients.series for place in places if each.ratios[place] > 1]
+    if not pairs:
         return None
-    number, place = max(ratios, key=lambda key: ratios[key])
+    series, place = max(pairs, key=lambda pair: float(pair[0].ratios[pair[1]]))
     name = f"  {gradients.tensors[place]}" if len(places) > 1 else ""
-    return f"{ratios[number, place]:.3g}{name}", kit.colour(gradients.series[number].run.place)
+    return f"{series.ratios[place]:.3g}{name}", kit.colour(series.run.place)
 
 
 def _draw(part: SubFigure, drawn: tuple[GradientTable, Layout]) -> None:

@@ -72,15 +72,13 @@ def _series(entry: Entry, name: str) -> pd.Series:
 
 def _panels(comparison: Comparison) -> list[Panel]:
     entries = comparison.finished
-    panels: list[Panel] = []
-    if any(_series(entry, "lr").nunique() > 1 for entry in entries):
-        panels.append(_rate)
-    if any(scales(entry) for entry in entries):
-        panels.append(_scale)
-    if any(_series(entry, "grad_norm").notna().any() for entry in entries):
-        panels.append(_norm)
-    shares = (name for name in SHARES if any((_series(entry, name) > 0).any() for entry in entries))
-    return [*panels, *(partial(_share, name) for name in shares)]
+    shown: dict[Panel, bool] = {
+        _rate: any(_series(entry, "lr").nunique() > 1 for entry in entries),
+        _scale: any(map(scales, entries)),
+        _norm: any(_series(entry, "grad_norm").notna().any() for entry in entries),
+        **{partial(_share, name): any((_series(entry, name) > 0).any() for entry in entries) for name in SHARES},
+    }
+    return [panel for panel, has_something in shown.items() if has_something]
 
 
 def scales(entry: Entry) -> bool:

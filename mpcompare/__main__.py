@@ -11,8 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import mpcompare
 from mpcompare.command import entry_points
-from mpcompare.command.faults import known_fault
-from mpcompare.command.hints import unknown_key
+from mpcompare.command.faults import known_fault, unknown_key
 from mpcompare.command.job import run
 from mpcompare.command.verbs import as_module, run_verb
 from mpcompare.errors import InputError, did_you_mean, fail

@@ -8,7 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from mpcompare.command.hints import check_appended
+from mpcompare.command.faults import check_appended
 from mpcompare.command.nodes import options
 from mpcompare.errors import check_choice, fail, fails_on_input_errors
 from mpcompare.precision import PRECISIONS

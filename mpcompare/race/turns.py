@@ -60,12 +60,8 @@ def race(
     name: str | None = None,
     trained: Callable[[str], object] = lambda name: None,
 ) -> None:
-    """Runs all entrants to their ends. An entrant that is gone early is left out; the others go on.
-
-    Args:
-        name: of the race, for the records; None for one entrant alone.
-        trained: called with an entrant's name after its turn of training, before the next one's begins.
-    """
+    """Runs all entrants to their ends. An entrant that is gone early is left out; the others go on. The ``name`` is for
+    records; None for one entrant alone. ``trained`` is told of each that was trained before the next one begins."""
     racing = [entrant for entrant in entrants if _turn(entrant, None, board)]
     able = []
     for entrant in racing:

@@ -24,6 +24,7 @@ CELL, ROW, GAP = 0.4, 0.24, 0.5  # inches: width and height of a cell; in cells:
 HEAD = 0.75  # inches above the rows
 BESIDE = 4  # runs that stand side by side; more stand below them
 MOST = 42  # rows that fit a page
+Layers = Sequence[tuple[list[str], str]]  # rows: the names of layers that stand together, and their class
 
 
 def dtypes(report: Report) -> Figure | None:
@@ -53,7 +54,7 @@ def dtypes(report: Report) -> Figure | None:
     return figure
 
 
-def _caption(runs: Mapping[str, Entry], rows: Sequence[tuple[list[str], str]], letters: int) -> str:
+def _caption(runs: Mapping[str, Entry], rows: Layers, letters: int) -> str:
     """The meaning of the columns, in lines of so many letters."""
     masters: dict[str, list[str]] = {}
     for label, entry in runs.items():
@@ -75,7 +76,7 @@ def _few(labels: Sequence[str]) -> str:
     return ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
 
 
-def _together(rows: Sequence[tuple[list[str], str]]) -> bool:
+def _together(rows: Layers) -> bool:
     return any(len(names) > 1 for names, _ in rows)
 
 
@@ -121,9 +122,7 @@ def _name(layers: Sequence[str], layer_class: str) -> str:
     return f"{name} ({layer_class})" if name else f"{len(layers)} {layer_class}"
 
 
-def _panel(
-    axes: Axes, runs: Mapping[str, Entry], rows: Sequence[tuple[list[str], str]], beside: int, baseline: Entry | None
-) -> None:
+def _panel(axes: Axes, runs: Mapping[str, Entry], rows: Layers, beside: int, baseline: Entry | None) -> None:
     """Draws a band of runs, as wide as one of ``beside`` runs."""
     step = len(SHOWN) + GAP
     for place, (heading, entry) in enumerate(runs.items()):

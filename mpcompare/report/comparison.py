@@ -1,6 +1,7 @@
 """The comparisons of a report: their titles, the labels of their runs, and the baseline of each run."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -140,11 +141,6 @@ def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
     finished = [run for run in runs if run.result.status == "ok"]
     datasets = [f"data: {made.dataset} ({made.dataset_reason})" for run in runs if (made := run.result.set_up)]
     different = varied(runs)
-    comparison = Comparison(
-        title=title,
-        dataset=_each(datasets) if "dataset_fingerprint" in different else (datasets or ["no data"])[0],
-        not_the_same=f"NOT THE SAME: {', '.join(different)} (report.allow)" if different else "",
-    )
     preferred = [run for run in finished if run.result.backend == baseline] or finished[:1]
     variants = _variants(runs)
     variant_of = {id(run): variant for run, variant in zip(runs, variants, strict=True)}
@@ -160,11 +156,15 @@ def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
             ),
         )
 
-    variants = [" ".join(filter(None, both)) for both in zip(variants, _options(runs), strict=True)]
-    variants = [" ".join(filter(None, both)) for both in zip(variants, _sweeps(runs, variants), strict=True)]
-    for run, label, variant in zip(runs, _labels(runs, variants), variants, strict=True):
-        comparison.entries.append(Entry(run, label, variant, closest(run) if run.result.status == "ok" else None))
-    return comparison
+    variants = _joined(variants, _options(runs))
+    variants = _joined(variants, _sweeps(runs, variants))
+    baselines = [closest(run) if run.result.status == "ok" else None for run in runs]
+    return Comparison(
+        title=title,
+        dataset=_each(datasets) if "dataset_fingerprint" in different else (datasets or ["no data"])[0],
+        not_the_same=f"NOT THE SAME: {', '.join(different)} (report.allow)" if different else "",
+        entries=[*map(Entry, runs, _labels(runs, variants), variants, baselines)],
+    )
 
 
 def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
@@ -183,11 +183,9 @@ def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
     for key, word in {**words, "threads": "{} threads", "host": "host {:.8}"}.items():
         values = each(key)
         among = titles if key not in MACHINE else [""] * len(titles)  # of a machine: among all, not those alike
-        alike: dict[str, set[str]] = {}
-        for each_title, value in zip(among, values, strict=True):
-            alike.setdefault(each_title, set()).add(value)
+        different = Counter(title for title, _ in set(zip(among, values, strict=True)))  # values of each title
         titles = [
-            f"{title}, {word.format(value)}" if value and len(alike[others]) > 1 else title
+            f"{title}, {word.format(value)}" if value and different[others] > 1 else title
             for title, value, others in zip(titles, values, among, strict=True)
         ]
     return titles
@@ -195,6 +193,10 @@ def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 def _each(values: Iterable[object]) -> str:
     return "/".join(dict.fromkeys(map(str, values)))
+
+
+def _joined(*columns: Sequence[str]) -> list[str]:
+    return [" ".join(filter(None, words)) for words in zip(*columns, strict=True)]
 
 
 def _variants(runs: Sequence[Run]) -> list[str]:
@@ -248,13 +250,13 @@ def _sweeps(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
 def _labels(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
     """Backend and precision (once where they are the same word) and variant; where runs share these, also the engine,
     and in the end the folder."""
-    keys = ["backend", "precision"]
-    for more in ("engine", None):
-        words = [[str(run.recorded.get(key, "")) for key in keys] for run in runs]
-        labels = [" ".join(filter(None, dict.fromkeys([*w, v]))) for w, v in zip(words, variants, strict=True)]
-        if len(set(labels)) == len(labels) or more is None:
-            break
-        keys.append(more)
-    return [
-        f"{label} [{run.name}]" if labels.count(label) > 1 else label for run, label in zip(runs, labels, strict=True)
-    ]
+
+    def labels(*keys: str) -> list[str]:
+        words = ([*(str(run.recorded.get(key, "")) for key in keys), v] for run, v in zip(runs, variants, strict=True))
+        return [" ".join(filter(None, dict.fromkeys(each))) for each in words]
+
+    found = labels("backend", "precision")
+    if len(set(found)) < len(runs):
+        found = labels("backend", "precision", "engine")
+    named = zip(runs, found, strict=True)
+    return [f"{label} [{run.name}]" if found.count(label) > 1 else label for run, label in named]

@@ -63,7 +63,8 @@ class Look(TorchFunctionMode):
         self._enter()
 
     def stop(self) -> None:
-        """Takes them off. The modes are left where nobody has entered another one since; else they do nothing."""
+        """Takes them off. The modes are left where nobody has entered another one since; else they do nothing. Within
+        backward they cannot be left: whoever stops there stops again later."""
         if self.on:
             self.on = False
             if self._stance is not None:

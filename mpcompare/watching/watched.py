@@ -86,8 +86,8 @@ class Watch:
         for handle in self._handles:
             handle.remove()
         _watched.discard(self.attached.network)
-        if self._looking is not None:
-            self._looking.stop()
+        if self.look is not None:
+            self.look.stop()
         self._compare()
         self._note(self._counting.error)
         if error is not None:

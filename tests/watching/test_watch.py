@@ -546,6 +546,20 @@ def test_two_watches_at_once_and_an_error_in_one():
     assert torch.overrides._get_current_function_mode_stack() == []
 
 
+def test_a_look_that_ends_within_backward_leaves_nothing():
+    model = two_layers()
+    optimizers = {name: torch.optim.SGD([p], lr=0.1) for name, p in model.named_parameters()}
+    for p, optimizer in zip(model.parameters(), optimizers.values(), strict=True):
+        p.register_post_accumulate_grad_hook(lambda _, o=optimizer: o.step())
+    with mpcompare.watch(model, optimizers, steps=1) as seen:
+        for _ in range(2):
+            x, y = few()
+            F.cross_entropy(model(x), y).backward()
+            model.zero_grad()
+    assert seen.facts["updates"] == len(optimizers)
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
 @pytest.mark.slow
 def test_after_and_every():
     looks, watches = [], []

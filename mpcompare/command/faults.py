@@ -1,4 +1,4 @@
-"""What a user can mend, in one line: faults of a run, and keys that are misspelt, with those that are like them."""
+"""Faults that a user can mend, in one line: those of a run, and keys that are misspelt, with others like them."""
 
 import difflib
 import errno

@@ -18,7 +18,7 @@ class CpuClock:
         self._marks: list[int] = []
 
     def mark(self) -> None:
-        """Marks this moment; on a GPU, the one when everything queued so far is done."""
+        """Marks this moment."""
         self._marks.append(time.perf_counter_ns())
 
     def read(self) -> list[float]:
@@ -27,7 +27,7 @@ class CpuClock:
         return [(after - before) / 1e6 for before, after in itertools.pairwise(marks)]
 
     def wait(self) -> None:
-        """Waits until the device has done all that was queued, on whatever stream. A CPU queues nothing."""
+        """Waits for nothing: a CPU queues nothing."""
 
 
 class CudaClock:
@@ -37,6 +37,7 @@ class CudaClock:
         self._marks: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
+        """Marks the moment when everything queued so far is done."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._marks.append(event)
@@ -48,6 +49,7 @@ class CudaClock:
         return [before.elapsed_time(after) for before, after in itertools.pairwise(marks)]
 
     def wait(self) -> None:
+        """Waits until the device has done all that was queued, on whatever stream."""
         torch.cuda.synchronize()
 
 

@@ -36,7 +36,7 @@ class Peak:
     """The fullest moment of a run, in bytes."""
 
     bytes: int  # the most that torch's allocator had handed out at a time, above the level at the start
-    by_op: dict[str, int]  # what is live then, by the innermost operator that asked for it, the largest first
+    by_op: dict[str, int]  # of that, what is live then, by the innermost operator that asked for it, the largest first
     reserved_bytes: int | None = None  # the most that torch's CUDA allocator held, handed out or not; None on a CPU
     graph_pool_bytes: int | None = None  # the part of it in private pools, those of CUDA graphs; None on a CPU
     workspace_bytes: int | None = None  # the part of ``bytes`` that cuBLAS holds in the end; None on a CPU

@@ -31,7 +31,7 @@ class Calls:
         self.spool = Spool()
         self.recorder = Recorder(self.spool.copy, guard)  # writes down the calls of the layers
         self._passes = self.recorder.passes = set()  # since the last backward
-        self.noted = _Noted(self.recorder.record.drawn, self.spool.copy, guard)  # the random numbers that they draw
+        self.noted = _Noted(self.recorder.record.drawn, self.spool.copy, guard)  # those of random numbers
         self.tape = Tape(self.names, self.spool.copy, self.made_within)
         self.weights: Params | None = None  # as the network was called; None after a step
         self.called: Params = {}  # some of their numbers

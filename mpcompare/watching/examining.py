@@ -38,8 +38,8 @@ class Replayed:
     """A sum of gradients, replayed."""
 
     precision: str
-    layers: Layers | None  # None where it could not be; ``why`` is the reason, else why the loss was not replayed
-    why: str
+    layers: Layers | None  # None where it could not be replayed
+    why: str  # the reason for that, or for a loss that was not replayed; else empty
     # of each loss that the roots are made of, the derivative of the root by it
     shares: list[tuple[Op | None, float]] = field(default_factory=list)
     dtypes: dict[str, str] = field(default_factory=dict)  # of the output of each layer

@@ -85,9 +85,9 @@ class Taken:
     norm: float = math.nan  # the norm of all of them, where torch's function was asked to clip them; else NaN
     called: Params = field(default_factory=dict)  # the weights in forward
     before: Params = field(default_factory=dict)  # the weights before the step
-    after: Params = field(default_factory=dict)  # and after it
-    state: dict[str, dict[str, Any]] = field(default_factory=dict)  # by parameter what it remembers
-    state_after: dict[str, dict[str, Any]] = field(default_factory=dict)
+    after: Params = field(default_factory=dict)  # the weights after the step
+    state: dict[str, dict[str, Any]] = field(default_factory=dict)  # by parameter what the optimizer remembers
+    state_after: dict[str, dict[str, Any]] = field(default_factory=dict)  # the same after the step
     scale: float = 1.0  # the loss scale; 1 without a scaler
     by_scaler: bool = False  # whether a scaler called the step
     scaled: bool = False  # whether the loss was multiplied by the scale

@@ -68,9 +68,11 @@ class Examined:
     dtypes: dict[str, str]  # as observed, by ``params``, ``activations``, ``gradients``, ``loss`` and ``optimizer``
     findings: "Findings"  # those of the examination
     steps: "pd.DataFrame"  # the rows of ``steps.csv``
-    start: tuple[int, str] | None = None  # step and fingerprint of the weights where training went on
+    # step and fingerprint of the weights where training went on; None: it began at the beginning
+    start: tuple[int, str] | None = None
     timed: Timed | None = None  # the timed blocks; None where nothing was timed
-    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of each layer (``Backend.module_dtypes``)
+    # the observed dtypes of each layer (``Backend.module_dtypes``); empty where they are not known
+    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @cached_property
     def unit_roundoff(self) -> float:

@@ -17,7 +17,7 @@ class Gradients:
     micro_batches: MicroBatches | None = None  # None where the step has only one, or no gradients are shown
     of_tensors: dict[str, MicroBatches] = field(default_factory=dict)  # of each gradient by itself
     subnormal: float = 0.0  # the share of the activations' gradients, times the loss scale, below fp16's normal numbers
-    effective_precision: str | None = None  # that the gradients show; None where none are shown
+    effective_precision: str | None = None  # the one that the gradients show; None where none are shown
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Step:
     loss_scale: float  # as the backend says, before the step
     should_scale: float  # as the policy of the loss scale says, the backend's own where it promises one
     asked_scale: float | None = None  # as the policy says that was asked for; None where it is the same one
-    moved_early: bool = False  # whether one changed before the gradients of all micro-batches were there
+    moved_early: bool = False  # whether a weight changed before the gradients of all micro-batches were there
     finite_after_clip: bool = False  # whether the clipped gradients were finite
 
 

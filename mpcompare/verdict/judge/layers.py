@@ -40,7 +40,7 @@ class Layers(Gradients):
     # by ``input LAYER``, ``output LAYER``, ``gradient LAYER`` and ``buffer BUFFER`` the error there; of several calls
     # that of the furthest one
     places: dict[str, PlaceError] = field(default_factory=dict)
-    rounding: RoundingErrors = field(default_factory=dict)  # that one rounding of each result makes in each gradient
+    rounding: RoundingErrors = field(default_factory=dict)  # that a rounding of each result makes in a gradient
     detached: list[str] = field(default_factory=list)  # the layers that should pass a gradient back, and do not
     # by layer, or ``before LAYER`` for the work before it, what 16 bits cost there, in the order of forward; empty in
     # other precisions
@@ -52,8 +52,8 @@ class Layers(Gradients):
     # whether the network was called once for each micro-batch, with its rows as they are. Masks that are drawn for
     # other rows are other masks
     as_given: bool = True
-    # whether the loss was, too. It is not where nobody can tell which rows the network was called with: then these
-    # layers do not tell what the loss makes of its outputs
+    # whether the loss was replayed, too. It is not where nobody can tell which rows the network was called with: then
+    # these layers do not tell what the loss makes of its outputs
     loss_is_replayed: bool = True
 
 

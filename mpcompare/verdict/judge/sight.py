@@ -39,7 +39,7 @@ class Sight:
     unseen: list[str]  # the parameters that are not
     layers: list[str]  # the layers that are not
     resolution: float  # the relative error that is found in at least half of the gradients
-    not_flagged: list[str] = field(default_factory=list)  # errors that were planted, in words
+    not_flagged: list[str] = field(default_factory=list)  # planted errors that are not flagged, in words
 
     @property
     def enough(self) -> bool:

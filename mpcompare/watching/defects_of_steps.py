@@ -15,6 +15,7 @@ from mpcompare.watching.handing_on import SAME, HandedOn, handed_on
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Taken
 
+ADDS = ("add", "sub", "lerp")  # parts of the names of functions that add something to a gradient
 DECAYED = 0.9  # the least factor by which a loop may decay weights before a step
 LOST = 0.5  # the share of squares of gradients that are 0 from which a tensor does not train as it should
 
@@ -31,7 +32,7 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
         because += f": the loop put others in their place ({_changes(taken)}) before the scaler looked, so that it "
         yield Defect("skip", hidden[0], because + "neither leaves the step out nor lowers its scale")
     losses = [root.loss for root in taken.sum.roots] if taken.sum is not None else []
-    if taken.finite and not taken.skipped and any(map(math.isnan, losses)):
+    if taken.finite and not taken.overflowed and not taken.skipped and any(map(math.isnan, losses)):
         yield Defect("inf or NaN", "", f"a loss of step {number} is NaN, and its gradients are finite")
     bad = [n for n, t in taken.after.items() if not bool(t.isfinite().all())]
     if bad and not taken.skipped:
@@ -157,7 +158,9 @@ def _has_weights_added(taken: Taken, name: str) -> bool:
     """Returns whether a gradient is a factor of the raw one plus a factor of the weights, which was added while it was
     multiplied by the loss scale."""
     parts = [part for part, _ in taken.order]
-    if "unscale" not in parts or any("add" in part or "sub" in part for part in parts[parts.index("unscale") :]):
+    at = parts.index("unscale") if "unscale" in parts else 0
+    added = [any(word in part for word in ADDS) for part in parts]
+    if not any(added[:at]) or any(added[at:]) or any("copy" in part for part in parts[at:]):
         return False
     raw, w, given = (t[name].double().flatten() for t in (taken.raw, taken.before, taken.given))
     w, left = (t - (t @ raw) / (raw @ raw) * raw for t in (w, given))  # what is across the raw gradient

@@ -52,7 +52,7 @@ class Derivatives:
             return sum(map(len, replay.arrived.values()))
 
         def begins(function: OwnFunction, args: tuple[Any, ...]) -> Ended:
-            if finds_out or function.kind in self._wrong:  # it may write into what it is given
+            if finds_out or function.kind in self._wrong:  # copies: forward may write into what it is given
                 args = tuple(a.detach().clone().requires_grad_(a.requires_grad) if is_real(a) else a for a in args)
             return partial(ends, function.kind, args, calls(), torch.get_rng_state())
 

@@ -11,7 +11,7 @@ from mpcompare.errors import InputError, did_you_mean
 
 KEPT_APART = (  # of one look, and no property of the loop
     "updates", "skipped", "clipped_updates", "scales", "micro_batch_labels", "order", "gradient_norms",
-    "updates_before",
+    "backwards_left_out", "updates_before",
 )  # fmt: skip
 WORDS = {
     "precision": ("fp32", "bf16", "fp16"),

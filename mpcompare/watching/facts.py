@@ -58,8 +58,8 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     }
     facts["optimizer"] = rules if len(look.attached.optimizers) > 1 else next(iter(rules.values()), None)
     facts["groups"] = _groups(taken)
-    if look.steps.scaler is None and (given_up := sum(s.given_up for s in seen)):
-        facts["backwards_left_out"] = given_up
+    if look.steps.scaler is None:
+        facts["backwards_left_out"] = sum(s.given_up for s in seen)
     facts["updates_before"] = _updates_before(look.taken)
     facts["without_gradient"] = sorted({n for t in taken for n in t.before if n not in t.given})
     facts["cleared_gradients"] = sorted({n for t in taken for n in t.raw if n not in t.given})
@@ -95,11 +95,11 @@ def _by_value(values: Mapping[str, str]) -> Any:
 
 
 def _master(step: Taken, name: str) -> str:
-    """Returns the dtype of a weight: that of a weight of 16 bits is fp32 where the optimizer remembers it so."""
+    """Returns the dtype of a weight, or that of a wider copy of it that the optimizer remembers."""
     w = step.after.get(name)
     for kept in step.state_after.get(name, {}).values():
         wider = isinstance(kept, Tensor) and w is not None and kept.shape == w.shape and kept.itemsize > w.itemsize
-        if wider and w is not None and torch.equal(kept.to(w.dtype), w):
+        if wider and w is not None and bool(w.any()) and torch.equal(kept.to(w.dtype), w):
             return dtype_name(kept.dtype)
     return step.dtypes[name]
 

@@ -39,9 +39,9 @@ class Look(TorchFunctionMode):
         self.sums = Sums(attached, self.guard)
         self.steps = Steps(attached, self.sums, self.guard, done)
         self.params, self.taken = self.sums.params, self.steps.taken
-        self.derivatives = Derivatives()  # which the replays of its sums find out
+        self.derivatives = Derivatives()  # of the user's own functions; the replays of its sums find them out
         self._handles: list[RemovableHandle] = []
-        self.on = self._entered = self._left = False  # on: whether it is under way
+        self.on = self.entered = self._left = False  # on: whether it is under way
         self._inside = 0  # calls of the network under way
         self._called: Called | None = None
         self._stance: Any = None  # of the compiler
@@ -59,7 +59,7 @@ class Look(TorchFunctionMode):
         self._handles.append(outer.register_forward_hook(after, with_kwargs=True, always_call=True))
         self._handles += FastPath(self._leave, self._enter).attach(self.network)
         scalers.look(self.steps.of_scaler)
-        self.on = self._entered = True
+        self.on = self.entered = True
         self._enter()
 
     def stop(self) -> None:
@@ -74,8 +74,8 @@ class Look(TorchFunctionMode):
             scalers.look_away(self.steps.of_scaler)
             own_functions.leave(self._own)
             self.sums.forget()
-        if self._entered and self._is_on_top():
-            self._entered = False
+        if self.entered and self._is_on_top():
+            self.entered = False
             self.__exit__(None, None, None)
             self.sums.calls.noted.__exit__(None, None, None)
 

@@ -175,6 +175,7 @@ class Sums:
         if self._closed is not None or not self._left or self.used == self.backwards:
             return self._closed
         self.keep()
+        self.kept_bad = ""  # a step uses them
         record, tape, used = self.calls.of_sum()
         stale, others = [n for n in self._stale if n in names], {n for n in self._stale if n not in names}
         if stale:

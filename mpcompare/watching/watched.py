@@ -61,6 +61,7 @@ class Watch:
         self.defects: list[Defect] = []
         self.not_examined: list[str] = []
         self.look: Look | None = None
+        self._looks: list[Look] = []  # those whose modes may still be entered
         self.replays: list[Replayed] = []
         self.sight: HowFar | None = None
         self.entered = False
@@ -86,8 +87,8 @@ class Watch:
         for handle in self._handles:
             handle.remove()
         _watched.discard(self.attached.network)
-        if self.look is not None:
-            self.look.stop()
+        for look in reversed(self._looks):  # a mode may lie above another
+            look.stop()
         self._compare()
         self._note(self._counting.error)
         if error is not None:
@@ -96,7 +97,10 @@ class Watch:
     def _begin(self) -> None:
         """Begins to look. What the look before saw is compared first, and freed: it is as large as its activations."""
         self._compare()
+        if self.look is not None:
+            self.look.stop()
         self.look = Look(self.attached, self._taken)
+        self._looks = [*(each for each in self._looks if each.entered), self.look]
         self.look.start()
 
     @property

@@ -240,7 +240,7 @@ def test_updates_that_are_left_out_without_a_scaler_where_gradients_are_nan(clea
             if finite or clears:
                 optimizer.zero_grad()
     assert causes(seen) == ([] if clears else ["accumulation"])
-    assert seen.facts.get("backwards_left_out") == (1 if clears else None)
+    assert seen.facts["backwards_left_out"] == (1 if clears else 0)
 
 
 def test_a_loss_scale_that_fp16_does_not_hold():
@@ -551,13 +551,28 @@ def test_a_look_that_ends_within_backward_leaves_nothing():
     optimizers = {name: torch.optim.SGD([p], lr=0.1) for name, p in model.named_parameters()}
     for p, optimizer in zip(model.parameters(), optimizers.values(), strict=True):
         p.register_post_accumulate_grad_hook(lambda _, o=optimizer: o.step())
-    with mpcompare.watch(model, optimizers, steps=1) as seen:
-        for _ in range(2):
+    with mpcompare.watch(model, optimizers, steps=1, every=2) as seen:
+        for _ in range(5):
             x, y = few()
             F.cross_entropy(model(x), y).backward()
             model.zero_grad()
     assert seen.facts["updates"] == len(optimizers)
     assert torch.overrides._get_current_function_mode_stack() == []
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+@pytest.mark.parametrize("adds", ["assigned", "copied"])
+def test_a_decay_by_hand_that_is_added_after_unscaling(adds):
+    def decay(model):
+        loop.made["scaler"].unscale_(loop.made["optimizer"])
+        for p in model.parameters():
+            if adds == "copied":
+                p.grad.copy_(p.grad + 0.1 * p.detach())
+            else:
+                p.grad = p.grad + 0.1 * p.detach()
+
+    loop = replace(TINY, dtype=torch.float16, before_step=decay)
+    assert loop.run(mpcompare.watch).defects == []
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ class ForcedLayer:
         """Notes that a parameter, ``full`` in the network, is held in fp32, with the number of its gradient's terms."""
         if name == "weight" and not isinstance(self.module, (nn.Embedding, nn.EmbeddingBag)):
             replay.gains.add(full)
-        elif not any(True for _ in self.module.children()):  # the terms below an activation of its own are not known
+        elif not list(self.module.children()):  # the terms below an activation of its own are not known
             replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
 
     def dtype(self, call: Call, replay: Any) -> torch.dtype:

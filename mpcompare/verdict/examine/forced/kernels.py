@@ -138,12 +138,12 @@ def _calls_torchs_norm(module: nn.Module, call: Call) -> bool:
 
 def _below(nodes: list[Any]) -> Iterator[Any]:
     """Yields nodes of autograd's graph, and all that backward comes to from them."""
-    seen = set()
-    while nodes:
-        node = nodes.pop()
+    seen, left = set(), list(nodes)
+    while left:
+        node = left.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            nodes += [each for each, _ in node.next_functions]
+            left += [each for each, _ in node.next_functions]
             yield node
 
 

@@ -26,6 +26,7 @@ from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted, copied
 
 OUTPUT = "(output)"
+NO_NORMS = (nn.Embedding, nn.EmbeddingBag, ParametrizationList)  # of those that stay in fp32
 
 
 def is_real(value: object) -> bool:
@@ -307,9 +308,11 @@ class Recorder:
 
 
 def _within_norms(network: nn.Module) -> set[nn.Module]:
-    """Returns the modules that norms have within them and that have no parameters, such as an activation."""
-    norms = [m for m in network.modules() if isinstance(m, STAY_IN_FP32) and not isinstance(m, ParametrizationList)]
-    return {each for norm in norms for each in norm.modules() if each is not norm and not list(each.parameters())}
+    """Returns the modules that norms alone have within them, and that have no parameters, such as an activation."""
+    norms = [m for m in network.modules() if isinstance(m, STAY_IN_FP32) and not isinstance(m, NO_NORMS)]
+    within = {each for norm in norms for each in norm.modules() if each is not norm and not list(each.parameters())}
+    others = [m for m in network.modules() if m not in norms and m not in within]
+    return within - {each for other in others for each in other.children()}
 
 
 def autocast_dtype() -> torch.dtype | None:

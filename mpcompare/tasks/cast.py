@@ -23,10 +23,8 @@ from mpcompare.tasks.batch import returns_trees
 from mpcompare.tasks.frozen import widen
 
 # The first are batch and instance norms.
-STAY_IN_FP32 = (
-    nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.Embedding,
-    nn.EmbeddingBag, ParametrizationList,
-)  # fmt: skip
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
+STAY_IN_FP32 = (*NORMS, nn.Embedding, nn.EmbeddingBag, ParametrizationList)
 # Hooks of torch's that compute a weight before each call: two norms in their older form, and those of pruned weights.
 HOOKS_OF_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
 # Losses that a network may take itself: a mean over many rows, computed in fp32 as under autocast.

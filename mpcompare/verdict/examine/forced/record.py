@@ -15,18 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.operands import Products
-from mpcompare.tasks.cast import STAY_IN_FP32
+from mpcompare.tasks.cast import NORMS
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted, copied
 
 OUTPUT = "(output)"
-NO_NORMS = (nn.Embedding, nn.EmbeddingBag, ParametrizationList)  # of those that stay in fp32
 
 
 def is_real(value: object) -> bool:
@@ -309,9 +307,9 @@ class Recorder:
 
 def _within_norms(network: nn.Module) -> set[nn.Module]:
     """Returns the modules that norms alone have within them, and that have no parameters, such as an activation."""
-    norms = [m for m in network.modules() if isinstance(m, STAY_IN_FP32) and not isinstance(m, NO_NORMS)]
+    norms = {m for m in network.modules() if isinstance(m, NORMS)}
     within = {each for norm in norms for each in norm.modules() if each is not norm and not list(each.parameters())}
-    others = [m for m in network.modules() if m not in norms and m not in within]
+    others = set(network.modules()) - norms - within
     return within - {each for other in others for each in other.children()}
 
 

@@ -60,7 +60,7 @@ class Coarse:
     """An arithmetic that rounds by more than fp32's does, for the bounds of a replay."""
 
     arithmetic: float = 1.0  # the unit roundoff of operations, over fp32's
-    # that of the tensors that the optimizer keeps, over fp32's; 0: storing them rounds nothing more
+    # the unit roundoff of the optimizer's tensors, over fp32's; 0: storing them rounds nothing more
     moments: float = 0.0
 
 

@@ -31,8 +31,7 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
         because = f"step {number} is taken, and the gradients of {listed(hidden)} held inf or NaN as backward left them"
         because += f": the loop put others in their place ({_changes(taken)}) before the scaler looked, so that it "
         yield Defect("skip", hidden[0], because + "neither leaves the step out nor lowers its scale")
-    losses = [root.loss for root in taken.sum.roots] if taken.sum is not None else []
-    if taken.finite and not taken.overflowed and not taken.skipped and any(map(math.isnan, losses)):
+    if taken.finite and not taken.overflowed and not taken.skipped and any(map(math.isnan, taken.losses)):
         yield Defect("inf or NaN", "", f"a loss of step {number} is NaN, and its gradients are finite")
     bad = [n for n, t in taken.after.items() if not bool(t.isfinite().all())]
     if bad and not taken.skipped:
@@ -141,7 +140,8 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
     if taken.unscaled and not taken.scaled and tail_known and taken.scale != 1:
         because = f"the gradients are divided by the loss scale {taken.scale:g} {where}, and the loss was not "
         yield Defect("gradient scaled", "", because + "multiplied by it")
-    if taken.scaled and taken.scale != 1 and (names := [n for n in found.rest if _has_weights_added(taken, n)]):
+    adds = taken.scaled and taken.scale != 1 and _adds_before_unscaling(taken)
+    if adds and (names := [n for n in found.rest if _has_weights_added(taken, n)]):
         because = f"the weights of {listed(names)}, times a decay, are added to their gradients {where} before these "
         because += f"are divided by the loss scale {taken.scale:g}: the decay is divided by it, too"
         yield Defect("weight decay", names[0], because)
@@ -154,14 +154,16 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         yield Defect("clip", "", because + f"{usual / found.scale:.3g}")
 
 
-def _has_weights_added(taken: Taken, name: str) -> bool:
-    """Returns whether a gradient is a factor of the raw one plus a factor of the weights, which was added while it was
-    multiplied by the loss scale."""
+def _adds_before_unscaling(taken: Taken) -> bool:
+    """Returns whether something is added to gradients before they are divided by the loss scale, and nothing after."""
     parts = [part for part, _ in taken.order]
     at = parts.index("unscale") if "unscale" in parts else 0
     added = [any(word in part for word in ADDS) for part in parts]
-    if not any(added[:at]) or any(added[at:]) or any("copy" in part for part in parts[at:]):
-        return False
+    return any(added[:at]) and not any(added[at:]) and not any("copy" in part for part in parts[at:])
+
+
+def _has_weights_added(taken: Taken, name: str) -> bool:
+    """Returns whether a gradient is a factor of the raw one plus a factor of the weights."""
     raw, w, given = (t[name].double().flatten() for t in (taken.raw, taken.before, taken.given))
     w, left = (t - (t @ raw) / (raw @ raw) * raw for t in (w, given))  # what is across the raw gradient
     if not bool(w.any()):
@@ -193,7 +195,7 @@ def of_skipped(taken: Sequence[Taken]) -> Iterator[Defect]:
     """Yields that every step is skipped, and that no loss scale mends it."""
     if len(taken) < 2 or not all(step.skipped for step in taken):
         return
-    losses = [root.loss for step in taken if step.sum is not None for root in step.sum.roots]
+    losses = [loss for step in taken for loss in step.losses]
     because = f"all {len(taken)} steps are skipped: "
     if losses and all(map(math.isnan, losses)):
         yield Defect("inf or NaN", "", because + "the loss is NaN before each, at any loss scale")

@@ -97,10 +97,11 @@ def _by_value(values: Mapping[str, str]) -> Any:
 def _master(step: Taken, name: str) -> str:
     """Returns the dtype of a weight, or that of a wider copy of it that the optimizer remembers."""
     w = step.after.get(name)
-    for kept in step.state_after.get(name, {}).values():
-        wider = isinstance(kept, Tensor) and w is not None and kept.shape == w.shape and kept.itemsize > w.itemsize
-        if wider and w is not None and bool(w.any()) and torch.equal(kept.to(w.dtype), w):
-            return dtype_name(kept.dtype)
+    if w is not None and bool(w.any()):
+        for kept in step.state_after.get(name, {}).values():
+            wider = isinstance(kept, Tensor) and kept.shape == w.shape and kept.itemsize > w.itemsize
+            if wider and torch.equal(kept.to(w.dtype), w):
+                return dtype_name(kept.dtype)
     return step.dtypes[name]
 
 

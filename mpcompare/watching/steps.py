@@ -117,5 +117,10 @@ class Taken:
         """The parameters that the optimizer got with a gradient, which held inf or NaN as backward left it."""
         return [n for n, g in self._grads() if n in self.given and not all_finite({n: g})]
 
+    @property
+    def losses(self) -> list[float]:
+        """Those of the backward passes that its gradients come from."""
+        return [root.loss for root in self.sum.roots] if self.sum else []
+
     def _grads(self) -> list[tuple[str, Tensor]]:
         return [(n, g) for n, g in self.sum.grads.items() if n in self.settings] if self.sum else []

@@ -101,3 +101,17 @@ def test_a_number_is_rounded_to_nearest_on_a_stretched_grid(precision, dtype):
         assert errors.abs().max() <= u + 2 * own
         assert errors.abs().max() > 0.5 * u
         assert errors.mean().abs() < 5 * u / 1000**0.5
+
+
+def test_a_convolution_that_is_summed_in_fp16_has_gradients_with_their_loss_scale():
+    """The gradient of a mean is below fp16's smallest number without it, as a step never has it."""
+    convolution, x = nn.Conv2d(4, 4, 3), torch.randn(2, 4, 8, 8, generator=torch.manual_seed(0))
+    gradient = 1e-9 * torch.randn(2, 4, 6, 6, generator=torch.manual_seed(1))
+    (exact,) = torch.autograd.grad(convolution(x), convolution.weight, gradient)
+    roundings = Roundings(PRECISIONS["fp16"], 2.0**20)
+    roundings.convolves_in = torch.float16
+    roundings.passing("backward")
+    y = convolution(x)
+    with roundings:
+        (seen,) = torch.autograd.grad(y, convolution.weight, gradient)
+    assert 0 < (seen - exact).norm() < 8 * 2.0**-11 * exact.norm()

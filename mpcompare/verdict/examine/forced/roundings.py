@@ -23,7 +23,8 @@ from mpcompare.verdict.examine.numerics import chunks
 
 SEEDS = 32  # elements of a tensor on which its error depends
 ADDMM, CONVOLUTION = torch.ops.aten.addmm.default, torch.ops.aten.convolution.default
-CONVOLUTIONS = (CONVOLUTION, torch.ops.aten.convolution_backward.default)
+CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
+CONVOLUTIONS = (CONVOLUTION, CONVOLUTION_BACKWARD)
 DETACH = torch.ops.aten.detach.default
 WHOLE = {torch.float32: (torch.int32, 24), torch.float64: (torch.int64, 53)}  # its bits as a number, and its digits
 PIECE = 1 << 18  # elements that are rounded at a time: they alone stay in the cache
@@ -86,8 +87,7 @@ class Roundings(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         in_16_bits = self.on and func in CONVOLUTIONS and self.convolves_in is not torch.float32
         if in_16_bits:
-            given = tree_map_only(Tensor, lambda t: t.to(self.convolves_in), args)
-            result = tree_map_only(Tensor, lambda t: t.to(args[0].dtype), func(*given))
+            result = self._in_16_bits(func, args)
         elif self.on and self.before_bias and func in (ADDMM, CONVOLUTION) and not kwargs:
             result = self._without_bias(func, args)
         else:
@@ -96,6 +96,13 @@ class Roundings(TorchDispatchMode):
             for value in computed(func, result):
                 self.round_(value)
         return result
+
+    def _in_16_bits(self, func: Any, args: Any) -> Any:
+        """Returns what a convolution of numbers in 16 bits comes to. The gradient of its output, which it is given
+        first, is scaled as in the step: without its loss scale fp16 would not hold it."""
+        scale = self.scale if func is CONVOLUTION_BACKWARD else 1.0
+        given = tree_map_only(Tensor, lambda t: t.to(self.convolves_in), (args[0] * scale, *args[1:]))
+        return tree_map_only(Tensor, lambda t: t.to(args[0].dtype) / scale, func(*given))
 
     def _without_bias(self, func: Any, args: Any) -> Tensor:
         """Returns a product whose bias is added to what the precision has of it."""

@@ -37,13 +37,13 @@ def put_back(states: GeneratorStates, device: torch.device = CPU) -> None:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def kept(device: torch.device = CPU) -> Iterator[None]:
     """Puts the generators back when it ends, as they were when it was entered."""
-    before = states()
+    before = states(device)
     try:
         yield
     finally:
-        put_back(before)
+        put_back(before, device)
 
 
 def saved(device: torch.device) -> dict[str, Tensor]:

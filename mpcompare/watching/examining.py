@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare import generators
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.errors import first_line
 from mpcompare.precision import PRECISIONS, Precision
@@ -67,7 +66,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
 
     def make(*args: Any) -> FromTheRoot:
         replay = FromTheRoot(*args)
-        replay.events, replay.kernels = tuple(seen.tape), {} if made else kernels.grads
+        replay.events, replay.kernels = tuple(seen.tape), Kernels() if made else kernels
         replay.derivatives, replay.finds_out = derivatives, not made
         made.append(replay)
         return replay
@@ -79,7 +78,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
         loss = 0.0 if hidden else sum(root.loss for root in seen.roots)  # one that is hidden is not judged
         batches: Any = [None] * len(seen.roots)
         step = Recorded(seen.record, network, no_loss, batches, loss, seen.grads, 1.0, seen.buffers_after, replays=make)
-        with generators.kept(), torch.enable_grad(), without_autocast():
+        with torch.enable_grad(), without_autocast():
             layers = compared_with_the_replay(step, precision, earlier)
     except NotReplayedError as error:
         return Replayed(precision.name, None, str(error), dtypes=dtypes)

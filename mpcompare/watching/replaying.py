@@ -15,6 +15,7 @@ from mpcompare import generators
 from mpcompare.tasks.copies import copy_of
 from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.call import HALF, Point
+from mpcompare.verdict.examine.forced.kernels import Kernels
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
@@ -33,21 +34,21 @@ class FromTheRoot(Replay):
     Attributes:
         events: those of the tape.
         derivatives: of the user's own functions; ``finds_out`` is whether this replay finds out which are wrong.
-        kernels: by parameter the gradients that torch's own norms make of the recorded operands.
+        kernels: what torch's own layers make of the recorded operands.
         shares: found when it has run: of each loss that a root is made of, the derivative of the root by it; None is
             the loss that the network takes itself.
-        own: found when it has run: the errors of ``kernels``.
+        own: found when it has run: the errors of their gradients, where no other layer has a part in these.
     """
 
     events: tuple[Event, ...] = ()
     derivatives: Derivatives = field(default_factory=Derivatives)
     finds_out: bool = False
-    kernels: Mapping[str, Tensor] = field(default_factory=dict)
+    kernels: Kernels = field(default_factory=Kernels)
 
     def whole(self, name: str, gradient: Tensor) -> None:
-        """Compares what a norm of torch makes with a gradient, and hands that on."""
-        if name in self.kernels:
-            self.own[name] = gradient_error(self.kernels[name], gradient)
+        """Compares what torch's own layers make with a gradient, and hands that on."""
+        if name in self.kernels.grads and self.sums.sources[name] <= self.kernels.layers:
+            self.own[name] = gradient_error(self.kernels.grads[name], gradient)
         super().whole(name, gradient)
 
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mpcompare import generators
 from mpcompare.errors import InputError, check_whole
 from mpcompare.verdict.examine.forced.collected import put_back_collected
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
@@ -112,8 +113,9 @@ class Watch:
         """Compares what the last look saw."""
         if self.look is None:
             return
-        examining = Guard()
-        examining(self._examine, self.look)
+        examining, device = Guard(), next(self.attached.network.parameters()).device
+        with generators.kept(device):
+            examining(self._examine, self.look)
         if examining.error:  # what was found until then is no card of all
             self.facts = {}
         self._note(self.look.guard.error)

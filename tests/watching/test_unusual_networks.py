@@ -203,3 +203,42 @@ def test_a_subclass_that_computes_as_torch_is_torchs():
     assert not is_torchs(Scaled(2, 2, 1))
     assert not is_torchs(Doubled.__new__(Doubled))
     assert not is_torchs(OwnStatistics())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_an_attention_is_seen_with_dropout_as_without(dropout):
+    """What torch makes of its operands is no measure where it draws a mask: the next one is another."""
+
+    def make():
+        attention = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=dropout, batch_first=True)
+        return nn.Sequential(
+            nn.Linear(4, WIDTH), nn.Unflatten(0, (-1, 4)), attention, nn.Flatten(0, 1), nn.Linear(WIDTH, 3)
+        )
+
+    seen = replace(LOOP, make=make).run(mpcompare.watch, steps=1)
+    assert seen.verdict == "no defect"
+    assert all(
+        seen.sight.parameters[f"2.self_attn.{name}"] for name in ("in_proj_weight", "in_proj_bias", "out_proj.weight")
+    )
+
+
+def test_comparing_draws_no_number_of_the_loop():
+    """A comparison calls the attention again, whose dropout draws a mask."""
+
+    def make():
+        return nn.Sequential(nn.Linear(4, WIDTH), nn.TransformerEncoderLayer(WIDTH, 2, 32), nn.Linear(WIDTH, 3))
+
+    loops = [replace(LOOP, make=make, updates=4) for _ in range(2)]
+    loops[0].run()
+    loops[1].run(mpcompare.watch, steps=1, every=1)
+    assert all(map(torch.equal, *(loop.made["model"].parameters() for loop in loops)))
+
+
+def test_a_weight_is_seen_that_a_layer_and_the_loss_use():
+    """Torch's own embedding makes a part of its gradient, and is the measure of no more."""
+    loop = replace(LOOP, make=lambda: nn.Sequential(nn.Embedding(8, WIDTH), nn.Linear(WIDTH, WIDTH)))
+    loop.batch = lambda: (torch.randint(8, (64,)), torch.randint(8, (64,)))
+    loop.loss = lambda output, target: F.cross_entropy(F.linear(output, loop.made["model"][0].weight).float(), target)
+    seen = loop.run(mpcompare.watch, steps=1)
+    assert seen.verdict == "no defect"
+    assert seen.sight.parameters["0.weight"]

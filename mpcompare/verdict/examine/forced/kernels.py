@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.verdict.examine.forced.call import is_torchs
+from mpcompare.verdict.examine.forced.random_numbers import Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_real
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.oracle import MULTIPLY
@@ -37,10 +38,12 @@ class Kernels:
     """The results of torch's own layers.
 
     Attributes:
+        layers: the names of those that could be computed again.
         grads: of their parameters, the sums over all calls.
         alike: the places at which the step had the same bits, as ``Layers.places`` names them.
     """
 
+    layers: set[str] = field(default_factory=set)
     grads: dict[str, Tensor] = field(default_factory=dict)
     alike: set[str] = field(default_factory=set)
 
@@ -83,13 +86,16 @@ def _of_layers(
         _put_back(module, before)  # which that call may have moved
         if not is_measure:
             continue
-        alike = [_again(module, call, made.grads, names) for call in calls]
-        if all(alike) and isinstance(module, STAY_IN_FP32):
-            made.alike.add(f"output {layer}")
-        for name, b in module.named_buffers():
-            full = f"{layer}.{name}"
-            if full in after and same_bits(b, after[full]):
-                made.alike.add(f"buffer {full}")
+        grads, drawn = dict(made.grads), Noted({})
+        with drawn:
+            alike = [_again(module, call, grads, names) for call in calls]
+        if not drawn.drawn:  # else these are other numbers than in the step, such as the mask of an attention's dropout
+            made.layers.add(layer)
+            made.grads = grads
+            if all(alike) and isinstance(module, STAY_IN_FP32):
+                made.alike.add(f"output {layer}")
+            full = {f"{layer}.{name}": b for name, b in module.named_buffers()}
+            made.alike |= {f"buffer {name}" for name, b in full.items() if name in after and same_bits(b, after[name])}
         _put_back(module, before)
     return made
 

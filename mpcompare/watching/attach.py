@@ -27,6 +27,11 @@ class Attached:
     eager: bool = False  # whether the loop runs without the compiler while it is looked at
 
     @property
+    def models(self) -> list[nn.Module]:
+        """The networks that the user gave."""
+        return list(self.network.children()) if isinstance(self.network, Together) else [self.network]
+
+    @property
     def hides_layers(self) -> bool:
         """Whether the layers call no hooks."""
         return self.compiled and not self.eager
@@ -49,8 +54,7 @@ def attached(model: Any, optimizer: Any, eager: bool = False) -> Attached:
     Raises:
         InputError: there is no network, no optimizer, or an optimizer without any of the network's parameters.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError("watch: model", type(model).__name__, "expected a torch.nn.Module")
+    model = together(model)
     network = inner_of(model)
     named = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
     if isinstance(optimizer, (list, tuple)):
@@ -72,6 +76,27 @@ def attached(model: Any, optimizer: Any, eager: bool = False) -> Attached:
         found[name] = inner
     outer = model if model is not network else compiled_wrapper(network) or model
     return Attached(outer, network, found, is_compiled(outer), others, eager)
+
+
+class Together(nn.ModuleDict):
+    """Several networks that are watched as one. The loop calls each of them."""
+
+
+def together(model: Any) -> nn.Module:
+    """Returns one network, or several as one.
+
+    Raises:
+        InputError: it is neither.
+    """
+    several = dict(enumerate(model)) if isinstance(model, (list, tuple)) else model
+    if isinstance(several, Mapping) and several and all(isinstance(each, nn.Module) for each in several.values()):
+        try:
+            return Together({str(name): inner_of(each) for name, each in several.items()})
+        except KeyError as error:  # a name that a module cannot have
+            raise InputError("watch: model", ", ".join(map(str, several)), str(error.args[0])) from error
+    if not isinstance(model, nn.Module):
+        raise InputError("watch: model", type(model).__name__, "expected a torch.nn.Module, or several by name")
+    return model
 
 
 def inner_of(model: nn.Module) -> nn.Module:

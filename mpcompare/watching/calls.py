@@ -18,7 +18,7 @@ from mpcompare.watching.attributes import attribute_of, attributes_of
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.passes import one_call_each
 from mpcompare.watching.spool import Spool
-from mpcompare.watching.tape import Called, Event, Inner, Op, Root, Slot, Tape, needed
+from mpcompare.watching.tape import Called, Event, Inner, Op, Own, Root, Slot, Tape, needed, of_the_network
 
 
 class Calls:
@@ -29,7 +29,7 @@ class Calls:
         self.names = {id(p): name for name, p in network.named_parameters()}
         self.params = dict(network.named_parameters())
         self.spool = Spool()
-        self.recorder = Recorder(self.spool.copy, guard)  # writes down the calls of the layers
+        self.recorder = Recorder(self.spool.copy, guard, parts=True)  # writes down the calls of the layers
         self._passes = self.recorder.passes = set()  # since the last backward
         self.noted = _Noted(self.recorder.record.drawn, self.spool.copy, guard)  # those of random numbers
         self.tape = Tape(self.names, self.spool.copy, self.made_within)
@@ -45,8 +45,8 @@ class Calls:
         """Is told why the layers cannot be replayed."""
         self.hidden = self.hidden or why
 
-    def begin(self, module: nn.Module, given: Any) -> Called:
-        """Begins a call of the network."""
+    def begin(self, part: str, module: nn.Module, given: Any) -> Called:
+        """Begins a call of the network, or of the part of it that has this name."""
         self.recorder.open, self.recorder.whole = [], []  # those of a call that stopped with an error
         now = {name: self.spool.some(p) for name, p in self.params.items()}
         moved = self.weights is not None and not all(same_bits(p, now[name]) for name, p in self._latest.items())
@@ -56,10 +56,12 @@ class Calls:
         self.moves, self._latest = self.moves + moved, now
         self.training = module.training
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
-        foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
+        inputs = {at: v for at, v in enumerate(tree_leaves(given)) if isinstance(v, Tensor) and v.requires_grad}
+        slots = {at: self._given(v) for at, v in inputs.items()}
         attributes = attributes_of(self.network, self.spool.copy)
         trained = frozenset(name for name, p in self.params.items() if p.requires_grad)
         return Called(
+            part=part,
             slots=[],
             generators=generators.states(),
             buffers=self.buffers(),
@@ -67,11 +69,21 @@ class Calls:
             trained=trained,
             first=first,
             begins=_next_number(),
-            foreign=foreign,
+            given={at: slot for at, slot in slots.items() if slot is not None},
+            foreign=bool(inputs),
             moves=self.moves,
             autocast=autocast_dtype(),
             number=self.count,
         )
+
+    def _given(self, value: Tensor) -> Slot | Own | None:
+        """Returns the slot of an input of the network that the loop has computed, or the parameter that it is; None of
+        any other."""
+        hidden: list[str] = []
+        found = self.tape.ref(value, hidden)
+        if hidden and self.tape.depends(value):
+            self.hide(f"an input of the network depends on {hidden[0]}, of which no function of torch was seen")
+        return found if isinstance(found, (Slot, Own)) else None
 
     def end(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""
@@ -141,10 +153,11 @@ class Calls:
     def of_sum(self) -> tuple[Record, list[Event], list[Called]]:
         """Returns the record of the layers, the tape, and the calls that a backward has come through."""
         events = needed(self.tape.events)
-        used = []
+        own, used = of_the_network(events), []
         for event in events:
             if isinstance(event, Called) and (passes := self._passes_of(event)):
                 event.passes = passes
+                event.given = {at: v for at, v in event.given.items() if isinstance(v, Own) or v.number in own}
                 used.append(event)
         record = Record(defaultdict(list), self.noted.drawn, self.recorder.record.hidden)
         tape = [event for event in events if isinstance(event, (Op, Root)) or event in used]

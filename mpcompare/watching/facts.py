@@ -15,7 +15,7 @@ from mpcompare.watching.expecting import NOT_BOUND, NOT_SEEN
 from mpcompare.watching.handing_on import handed_on, rounded
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum, Taken
-from mpcompare.watching.tape import Op
+from mpcompare.watching.tape import Called, Op
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 MOST = 4  # names that are written out
@@ -73,8 +73,10 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
 
 
 def _inputs(seen: Sum) -> Iterator[Tensor]:
-    """Yields the tensors of real numbers that the network is given."""
-    yield from (v for call in seen.record.calls.get(OUTPUT, ()) for v in call.inputs if is_real(v))
+    """Yields the tensors of real numbers that the network is given, but for those that depend on its parameters."""
+    called = [event for event in seen.tape if isinstance(event, Called)]
+    for event, call in zip(called, seen.record.calls.get(OUTPUT, ()), strict=False):
+        yield from (v for at, v in enumerate(call.inputs) if is_real(v) and at not in event.given)
 
 
 def _one(values: Sequence[Any]) -> Any:

@@ -48,19 +48,30 @@ class Look(TorchFunctionMode):
 
     def start(self) -> None:
         """Puts the hooks on."""
-        outer = self.attached.outer
-        before, after = Hook(outer, self._call), Hook(outer, self._returned)
-        self._handles = [outer.register_forward_pre_hook(before, with_kwargs=True, prepend=True)]
+        called = self._called_by_the_loop()
+        for name, module in called:
+            before = Hook(module, partial(self._call, name))
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
         if self.attached.eager:
             self._stance = torch.compiler.set_stance("force_eager")
         if not self.attached.hides_layers:
             self._handles += self.sums.calls.recorder.attach(self.network)
             own_functions.listen(self._own)
-        self._handles.append(outer.register_forward_hook(after, with_kwargs=True, always_call=True))
+        for _, module in called:
+            after = Hook(module, self._returned)
+            self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
         self._handles += FastPath(self._leave, self._enter).attach(self.network)
         scalers.look(self.steps.of_scaler)
         self.on = self.entered = True
         self._enter()
+
+    def _called_by_the_loop(self) -> list[tuple[str, nn.Module]]:
+        """Returns the modules that a loop may call, with the names that the network has for them: the network within
+        its wrappers, and its parts, such as an encoder and a decoder."""
+        outer = [("", self.attached.outer)]
+        if self.attached.hides_layers:
+            return outer
+        return [*self.network.named_modules(), *(outer if self.attached.outer is not self.network else [])]
 
     def stop(self) -> None:
         """Takes them off. The modes are left where nobody has entered another one since; else they do nothing. Within
@@ -102,12 +113,13 @@ class Look(TorchFunctionMode):
 
     # Calls of the network
 
-    def _call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _call(self, part: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._inside += 1
         if self._inside > 1 or torch._C._current_graph_task_id() != -1:
             return
         self.sums.calls.count += 1
-        self._called = self.guard(self.sums.calls.begin, module, (args, kwargs)) if torch.is_grad_enabled() else None
+        given = (args, kwargs)
+        self._called = self.guard(self.sums.calls.begin, part, module, given) if torch.is_grad_enabled() else None
         self._left = self._is_on_top()
         if self._left:  # a compiler would look through a mode
             self.__exit__(None, None, None)

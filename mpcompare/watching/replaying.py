@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from mpcompare.tasks.copies import copy_of
 from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.call import HALF, Point
 from mpcompare.verdict.examine.forced.kernels import Kernels
+from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
@@ -24,7 +25,7 @@ from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.own_functions import OwnFunction
 from mpcompare.watching.steps import Sum
-from mpcompare.watching.tape import CASTS, Called, Event, Inner, Op, Own, Root, Slot
+from mpcompare.watching.tape import CASTS, Called, Event, Inner, Op, Own, Root, Slot, needed
 
 
 @dataclass
@@ -51,9 +52,10 @@ class FromTheRoot(Replay):
             self.own[name] = gradient_error(self.kernels.grads[name], gradient)
         super().whole(name, gradient)
 
-    def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
-        """Returns 1: the loss scale is on the tape."""
-        return 1.0
+    def comes_to(self, call: Call, exact: Sequence[Tensor | None]) -> None:
+        """Is told that backward comes to the output of a call. The loss scale is on the tape, and calls before one root
+        may have one copy of a parameter in 16 bits."""
+        self.passing("backward")
 
     def take(self, calls: list[Call]) -> float | None:
         """Plays the tape, with the derivatives of the user's own functions."""
@@ -75,8 +77,9 @@ class FromTheRoot(Replay):
         if any(isinstance(event, Root) and event.hidden for event in self.events):
             begun = [event for event in self.events if isinstance(event, Called)]
             for begin, call in zip(begun, calls, strict=True):
-                self._backward(call, self._called(begin, call, values))
+                self._backward(call, self._called(replace(begin, given={}), call, values))
             return None
+        between = set(map(id, needed([event for event in self.events if not isinstance(event, Root)])))
         for event in self.events:
             if isinstance(event, Called):
                 outputs = tree_leaves(self._called(event, calls[number], values))
@@ -87,7 +90,9 @@ class FromTheRoot(Replay):
                         if value.numel() == 1 and value.requires_grad:
                             losses.append((None, value))
             elif isinstance(event, Op):
-                self.passing("loss")
+                is_between = id(event) in between  # two calls: it is rounded as the work between two layers is
+                self.passing("forward" if is_between else "loss")
+                self.whose("forward" if is_between else "", "")
                 self.play(event, values)
                 result = event.results[0] if event.results else None
                 if event.labels is not None and event.scalar and result is not None:
@@ -97,6 +102,8 @@ class FromTheRoot(Replay):
                 for _, value in losses:
                     value.retain_grad()
                 self.back(event, values)
+                if self.is_forcing:
+                    self.sums.end_copies()
                 loss += event.loss
                 self.shares += [(op, float(value.grad)) for op, value in losses if value.grad is not None]
                 losses = []
@@ -113,8 +120,10 @@ class FromTheRoot(Replay):
         self.latest = event
         self.passing("forward")
         self.whose("forward", "")
+        computed = {at: self._leaf(leaf, values) for at, leaf in event.given.items()}
         with self._keeping(event.inner, values):
-            return self.call(call)
+            result = self.call(call, computed, event.part)
+        return self._output(result, event.part) if event.part and self.is_forcing else result
 
     @contextmanager
     def _keeping(self, inner: Sequence[Inner], values: dict[int, Tensor]) -> Iterator[None]:
@@ -197,7 +206,8 @@ class FromTheRoot(Replay):
     def _leaf(self, leaf: Any, values: dict[int, Tensor]) -> Any:
         if isinstance(leaf, Slot):
             if leaf.number not in values:
-                assert leaf.first is not None
+                if leaf.first is None:
+                    raise NotReplayedError("the loop goes on from values that it had before these gradients")
                 values[leaf.number] = self._constant(leaf.first).clone()
             return values[leaf.number]
         if isinstance(leaf, Own):

@@ -180,8 +180,6 @@ class Sums:
         stale, others = [n for n in self._stale if n in names], {n for n in self._stale if n not in names}
         if stale:
             self.calls.hide("the gradients of the update before are still in them")
-        if others and any(called.foreign for called in used):
-            self.calls.hide("the loss goes through parameters of another optimizer")
         if any(called.moves < self.calls.moves for called in used):
             self.calls.hide("the loop moves the weights between the calls of the network")
         self._closed = Sum(

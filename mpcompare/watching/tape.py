@@ -5,7 +5,7 @@ network. Each function of torch is noted with what it was given, so that a repla
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -57,11 +57,12 @@ class Inner:
 
 @dataclass(eq=False)
 class Called:
-    """A call of the network: the slots of its outputs, and the states of the generators, the buffers, the plain
-    attributes of each module, the parameters that required a gradient and the dtype of autocast when it began.
-    ``moves`` counts how often the loop had moved the weights without a step, ``number`` the calls of the network.
-    ``after`` has the buffers when it ended, and ``inner`` are the values within it that the loop uses."""
+    """A call of the network, or of a part of it: the slots of its outputs, and the states of the generators, the
+    buffers, the plain attributes of each module, the parameters that required a gradient and the dtype of autocast when
+    it began. ``moves`` counts how often the loop had moved the weights without a step, ``number`` the calls of the
+    network. ``after`` has the buffers when it ended, and ``inner`` are the values within it that the loop uses."""
 
+    part: str  # the name of the module that the loop calls; empty: all of the network
     slots: list[Slot | None]
     generators: GeneratorStates
     buffers: dict[str, Tensor]
@@ -69,6 +70,8 @@ class Called:
     trained: frozenset[str]
     first: dict[str, int]  # by layer the number of calls before it, and after it
     begins: int  # the number that autograd gave the function before those of the network
+    # by place the inputs that depend on parameters, or that the loop computes of the outputs of other calls
+    given: dict[int, Slot | Own]
     foreign: bool = False  # whether its inputs require gradients
     moves: int = 0
     autocast: torch.dtype | None = None
@@ -79,6 +82,10 @@ class Called:
     inner: list[Inner] = field(default_factory=list)
     passes: frozenset[int] = frozenset()  # the numbers of the backward passes that went through it
     only: frozenset[int] | None = None  # those whose gradients a replay takes; None: all
+
+    def needs(self) -> Iterator[int]:
+        """Yields the numbers of the slots that it is given."""
+        yield from (each.number for each in self.given.values() if isinstance(each, Slot))
 
 
 @dataclass(eq=False)
@@ -104,6 +111,11 @@ class Op:
     @property
     def name(self) -> str:
         return str(getattr(self.func, "__name__", self.func))
+
+    @property
+    def has_own(self) -> bool:
+        """Whether it is given a parameter of the network."""
+        return any(isinstance(leaf, Own) for leaf in self.leaves)
 
     def returned(self, results: Sequence[Any], slots: list[Slot | None]) -> None:
         """Notes its results."""
@@ -180,7 +192,7 @@ class Tape:
         if mutates and first not in self.slots and id(first) not in self.names:
             self.slot(first, self.copy(first))
         hidden: list[str] = []
-        kept = [self._ref(leaf, hidden) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        kept = [self.ref(leaf, hidden) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         labels, generator = _labels(name, args, kwargs), torch.get_rng_state()
         why = next(iter(hidden), "")
         return Op(func, kept, spec, why, generator, scaled, line_of_user(), labels, mutates), first
@@ -223,7 +235,7 @@ class Tape:
     def root(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], line: str) -> Root:
         """Returns the root of a backward that begins at these tensors."""
         hidden: list[str] = []
-        slots = [self._ref(t, hidden) for t in tensors]
+        slots = [self.ref(t, hidden) for t in tensors]
         known = [s for s in slots if isinstance(s, Slot)]
         why = hidden[0] if hidden else "" if len(known) == len(slots) else "a tensor that no function made"
         loss = float(sum(float(t.detach().double()) for t in tensors)) if all(t.numel() == 1 for t in tensors) else 0.0
@@ -238,20 +250,20 @@ class Tape:
         they depend on other functions of the network than these."""
         calls = [event for event in self.events if isinstance(event, Called) and event.ends]
         outputs = {node for event in calls for node in event.ends}
-        left: list[Any] = [t.grad_fn for t in ends]
-        seen: set[Any] = {None}
         names: set[str] = set()
         inner = False
-        while left:
-            if (node := left.pop()) in seen or (number := node._sequence_nr()) in outputs:
-                continue
-            inner |= any(event.begins < number <= max(event.ends) for event in calls)
-            seen.add(node)
+        for node in _functions(ends, outputs):
+            inner |= any(event.begins < node._sequence_nr() <= max(event.ends) for event in calls)
             names.add(self.names.get(id(getattr(node, "variable", None)), ""))
-            left += [each for each, _ in node.next_functions]
         return frozenset(names - {""}), inner
 
-    def _ref(self, tensor: Tensor, hidden: list[str]) -> Any:
+    def depends(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor depends on parameters of the network."""
+        return any(id(getattr(node, "variable", None)) in self.names for node in _functions([tensor], ()))
+
+    def ref(self, tensor: Tensor, hidden: list[str]) -> Any:
+        """Returns what stands for a tensor on the tape: its slot, a parameter, or a copy. ``hidden`` is given the name
+        of a function that it depends on and that nobody saw."""
         if (slot := self.slots.get(tensor) or self._of_own(tensor)) is not None:
             if slot.number in self.hidden:
                 hidden.append(self.hidden[slot.number])
@@ -271,17 +283,44 @@ class Tape:
             self.events = []
             return
         start = self.events.index(kept[0])
-        self.events = [e for e in self.events[start:] if isinstance(e, Op) or e in kept]
+        before = needed([*(e for e in self.events[:start] if isinstance(e, Op)), *kept])[: -len(kept)]
+        self.events = [*before, *(e for e in self.events[start:] if isinstance(e, Op) or e in kept)]
+
+
+def _functions(ends: Sequence[Tensor], outputs: Container[int]) -> Iterator[Any]:
+    """Yields the functions of autograd's graph that made some tensors, down to those with the numbers ``outputs``."""
+    left: list[Any] = [t.grad_fn for t in ends]
+    seen: set[Any] = {None}
+    while left:
+        if (node := left.pop()) not in seen and node._sequence_nr() not in outputs:
+            seen.add(node)
+            left += [each for each, _ in node.next_functions]
+            yield node
+
+
+def of_the_network(events: Sequence[Event]) -> set[int]:
+    """Returns the numbers of the slots that depend on parameters of the network, by its calls or otherwise."""
+    found: set[int] = set()
+    for event in events:
+        if isinstance(event, Called):
+            found.update(slot.number for slot in event.slots if slot is not None)
+            found.update(inner.slot.number for inner in event.inner)
+        elif isinstance(event, Op) and (event.has_own or not found.isdisjoint(event.needs())):
+            found.update(slot.number for slot in (*event.results, event.writes) if slot is not None)
+    return found
 
 
 def needed(events: Sequence[Event]) -> list[Event]:
-    """Returns the events on which the roots depend."""
+    """Returns the events on which the roots depend, and through parameters the inputs of the network."""
     wanted: set[int] = set()
+    own = of_the_network(events)
     kept: list[Event] = []
     for event in reversed(events):
         if isinstance(event, Root):
             wanted.update(slot.number for slot in event.slots)
-        elif isinstance(event, Op):
+        elif isinstance(event, Called):
+            wanted.update(own.intersection(event.needs()))
+        else:
             written = event.writes is not None and event.writes.number in wanted
             if not written and not any(slot and slot.number in wanted for slot in event.results):
                 continue

@@ -72,10 +72,10 @@ class Watch:
         self._handles: list[Any] = []
 
     def __enter__(self) -> "Watch":
-        network = self.attached.network
-        if network in _watched:
-            raise InputError("watch: model", type(network).__name__, "is watched already")
-        _watched.add(network)
+        for model in self.attached.models:
+            if model in _watched:
+                raise InputError("watch: model", type(model).__name__, "is watched already")
+        _watched.update(self.attached.models)
         self.entered = True
         for name, optimizer in self.attached.optimizers.items():  # they stay: one that is called takes none of them off
             self._handles.append(optimizer.register_step_pre_hook(partial(self._before, name)))
@@ -87,7 +87,8 @@ class Watch:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         for handle in self._handles:
             handle.remove()
-        _watched.discard(self.attached.network)
+        for model in self.attached.models:
+            _watched.discard(model)
         for look in reversed(self._looks):  # a mode may lie above another
             look.stop()
         self._compare()

@@ -204,7 +204,7 @@ def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str)
     shows = "" if layer == OUTPUT else layer
     if kind == "gradient" and place.error == place.norm:  # of nothing at all
         return "gradient missing", because, shows
-    if kind == "gradient" and layer == OUTPUT:
+    if kind == "gradient" and (layer == OUTPUT or not (above or f"gradient {OUTPUT}" in run.places)):
         lost = _lost(case, run, place)
         return ("underflow", f"{because}: {lost}", "") if lost else ("loss", because, "")
     if kind == "buffer":

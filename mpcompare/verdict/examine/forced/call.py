@@ -26,12 +26,13 @@ PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
 class Point(NamedTuple):
     """A place at which a replay is compared: ``kind`` is ``input``, ``output``, ``gradient`` (that arrives at the
     output), ``back`` (that the layer passes down, which nobody recorded), ``parameter`` or ``buffer``; ``layer`` is the
-    name of the parameter or buffer there."""
+    name of the parameter or buffer there. ``whole`` is whether the output is one of the network."""
 
     kind: str
     layer: str
     call: int = 0
     place: int = 0
+    whole: bool = False
 
 
 # Is given a point, the recorded tensor, the exact one, and the dtype in which the first was seen.
@@ -128,7 +129,7 @@ class ForcedLayer:
 
 @dataclass
 class At:
-    """The place of one forced call: of a layer, or of the output of the network, whose layer is None.
+    """The place of one forced call: of a layer, or of the output of the network or a part of it, whose layer is None.
 
     Attributes:
         replay: the :class:`Replay` that makes it.
@@ -175,7 +176,7 @@ class Forced(torch.autograd.Function):
                     replay.detached.append(name)
                 exact = y.detach().clamp(min=0) if call.rectified else y.detach()
                 exact = exact.to(replay.dtype) if exact.dtype in HALF else exact
-                replay.tell(Point("output", name, number, place), recorded, exact, recorded.dtype)
+                replay.tell(Point("output", name, number, place, layer is None), recorded, exact, recorded.dtype)
         if layer is not None:
             replay.passing("backward" if in_backward() else "forward")
         passed = [_as(recorded, replay.dtype) for recorded in call.outputs]
@@ -196,12 +197,10 @@ class Forced(torch.autograd.Function):
         replay, call, layer = ctx.at.replay, ctx.at.call, ctx.at.layer
         replay.whose("", ctx.at.name)
         exact = [None if g is None else replay._unscaled(g) for g in arriving]
-        if ctx.at.name in replay.known:
-            return (None,) * 2 + replay.known.backward(ctx.at, exact[0])
         if layer is None:
-            replay.passing("backward")
-            replay.sums.end_copies()
-            replay.factors.append(replay.factor_of(call.gradients, exact))
+            replay.comes_to(call, exact)
+        elif ctx.at.name in replay.known:
+            return (None,) * 2 + replay.known.backward(ctx.at, exact[0])
         ends, grads = [], []
         for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
             if end is None or (g is None and recorded is None):
@@ -216,7 +215,8 @@ class Forced(torch.autograd.Function):
                 taken = taken if layer is None else taken.to(layer.dtype(call, replay))
             stored = call.outputs[place].dtype
             right = replay.zero.new_zeros(end.shape) if g is None else g
-            replay.tell(Point("gradient", ctx.at.name, ctx.at.number, place), seen, right, stored)
+            point = Point("gradient", ctx.at.name, ctx.at.number, place, layer is None)
+            replay.tell(point, seen, right, stored)
             if end.place is not None:
                 ends.append(end)
                 grads.append(taken)

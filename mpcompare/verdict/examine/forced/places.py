@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from mpcompare.verdict.examine.forced.call import HALF, Point
-from mpcompare.verdict.examine.forced.record import OUTPUT
 from mpcompare.verdict.examine.forced.roundings import Roundings
 from mpcompare.verdict.examine.numerics import CHUNK, chunks, distance, finite_norm, stride_of
 from mpcompare.verdict.judge.errors import RoundingError
@@ -95,9 +94,9 @@ class Errors:
         self.errors[point] = error, finite_norm({"": exact}), dtype
         self.some[point] = Some.of(exact, ELEMENTS.get(point.kind, FEW))
         self.exact[point] = self.some[point].taken(exact)
-        if point.layer == OUTPUT and point.kind == "output":
+        if point.whole and point.kind == "output":
             self.output[point.call, point.place] = seen.to(exact.dtype)
-        elif point.layer == OUTPUT:
+        elif point.whole:
             z = self.output.pop((point.call, point.place))
             self.loss_noise += FP32 * float((z * exact).norm() + z.abs().max() / self.micro_batches)
 

@@ -181,12 +181,15 @@ class Recorder:
         guard: calls a method with its arguments; each hook goes through it.
         passes: the numbers of the backward passes that have come to a layer since somebody emptied it; None where each
             call may have one alone.
+        parts: whether the parts of the network may be called by themselves, each as a network.
         makers: by tensor the module that returned it last, the number of that call within the call of the network, and
             the place of the tensor among the outputs.
     """
 
-    def __init__(self, copy: Callable[[Tensor], Tensor] = copied, guard: Callable[..., Any] = _plainly) -> None:
-        self.record, self.copy, self.guard = Record(), copy, guard
+    def __init__(
+        self, copy: Callable[[Tensor], Tensor] = copied, guard: Callable[..., Any] = _plainly, parts: bool = False
+    ) -> None:
+        self.record, self.copy, self.guard, self.parts = Record(), copy, guard, parts
         self.passes: set[int] | None = None
         self.makers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._counts: Counter[str] = Counter()  # by module its calls within that of the network
@@ -196,7 +199,7 @@ class Recorder:
 
     def attach(self, network: nn.Module) -> list[RemovableHandle]:
         """Puts hooks on all modules of a network but those within its norms, and returns them."""
-        handles, within = [], _within_norms(network)
+        self.network, handles, within = network, [], _within_norms(network)
         for name, module in network.named_modules():
             if module in within:
                 continue
@@ -210,6 +213,7 @@ class Recorder:
     def called(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self.record.hidden and torch._C._functorch.peek_interpreter_stack() is not None:
             self.record.hidden = f"{name or 'the network'} is called by a function of torch.func"
+        whole = self._is_whole(name)
         if self.open:
             self.open[-1] = None
         if torch.is_inference_mode_enabled():  # no part of a step
@@ -224,8 +228,9 @@ class Recorder:
         call.without = not torch.is_grad_enabled() and not in_backward() and _without_gradient()
         call.trained = frozenset(name for name, p in own.items() if p.requires_grad)
         self.open.append(call)
-        if not name and not in_backward():
-            self.whole.append(replace(call))
+        if whole:
+            held = {each: p.dtype for each, p in self.network.named_parameters()} if name else held
+            self.whole.append(replace(call, held=held))
             self._counts.clear()
             self.before = {each: len(calls) for each, calls in self.record.calls.items()}
 
@@ -239,12 +244,16 @@ class Recorder:
             outputs = enumerate(tree_flatten(result)[0])
             self.makers.update({v: (name, self._counts[name], i) for i, v in outputs if is_real(v) and v.requires_grad})
             self._counts[name] += 1
-        if not name and not in_backward():
+        if self._is_whole(name):
             result = self._keep(OUTPUT, self.whole.pop(), result)
             if not any(self.record.calls[OUTPUT][-1].passes):  # a look at the network, and no part of the step
                 for each, calls in self.record.calls.items():
                     del calls[self.before.get(each, 0) :]
         return result
+
+    def _is_whole(self, name: str) -> bool:
+        """Returns whether a call is one of the network, and not one within it."""
+        return (not name or (self.parts and not self.open)) and not in_backward()
 
     def _keep(self, name: str, call: Call, result: Any) -> Any:
         """Keeps the outputs of a call, and returns them. Of several each is a copy, since one may be made of another

@@ -8,9 +8,10 @@ the step is compared, each with the operands that the backend had.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -92,6 +93,7 @@ class Replay:
     summed: Callable[[Tensor], Tensor] = lambda part: part
     found: Callable[[str, Tensor], None] = lambda name, gradient: None
     known: KnownLayers | tuple[()] = ()
+    is_forcing = False  # whether layers compare and pass on what was recorded
 
     def run(self) -> float | None:
         """Returns the loss. It is None where nobody can tell which rows of the batches the network was called with: the
@@ -167,14 +169,21 @@ class Replay:
     def _loss(self, output: Any, y: Any) -> Tensor:
         return self.loss_fn(output, y.to(self.dtype) if y.is_floating_point() else y)
 
-    def call(self, call: Call) -> Any:
-        """Calls the network with recorded arguments."""
-        assert call.arguments is not None
-        given = [self._given(v) if is_real(v) else v for v in call.inputs]
-        args, kwargs = tree_unflatten(given, call.arguments)
-        return self.network(*args, **kwargs)
+    def call(self, call: Call, computed: Mapping[int, Tensor] = MappingProxyType({}), part: str = "") -> Any:
+        """Calls the network, or a part of it, with recorded arguments.
 
-    def _given(self, recorded: Tensor) -> Tensor:
+        Args:
+            computed: by their place the arguments that the replay has computed itself.
+            part: the name of a module.
+        """
+        assert call.arguments is not None
+        given = [computed[at] if at in computed else self._given(v) for at, v in enumerate(call.inputs)]
+        args, kwargs = tree_unflatten(given, call.arguments)
+        return self.network.get_submodule(part)(*args, **kwargs)
+
+    def _given(self, recorded: Any) -> Any:
+        if not is_real(recorded):
+            return recorded
         taken = recorded.to(self.dtype)
         return self.operand(taken) if recorded.dtype.itemsize <= self.itemsize else taken
 
@@ -253,6 +262,7 @@ class Replay:
     def _forcing(self) -> Iterator[None]:
         """Puts a forced forward in the place of that of each recorded layer, and of the network."""
         originals, hooks = {}, {}
+        self.is_forcing = True
         for name, module in self.network.named_modules():
             if hasattr(module, "inplace"):
                 module.inplace = False  # a layer that writes into its input would write into the record
@@ -271,14 +281,20 @@ class Replay:
             for each in hooks.values():
                 each.put_back()
 
-    def _output(self, result: Any) -> Any:
+    def comes_to(self, call: Call, exact: Sequence[Tensor | None]) -> None:
+        """Is told that backward comes to the output of a call of the network, with the exact gradients there."""
+        self.passing("backward")
+        self.sums.end_copies()
+        self.factors.append(self.factor_of(call.gradients, exact))
+
+    def _output(self, result: Any, part: str = OUTPUT) -> Any:
         values, spec = tree_flatten(result)
         values = list(map(self.weights.taken, values))
         number, call = self._next(OUTPUT, values)
         if call is None:
             return result
         self.passing("loss")
-        return tree_unflatten(list(Forced.apply(self._token(values), At(self, OUTPUT, number, call), *values)), spec)
+        return tree_unflatten(list(Forced.apply(self._token(values), At(self, part, number, call), *values)), spec)
 
     def _token(self, values: list[Any], module: nn.Module | None = None) -> Tensor:
         """Returns a number that requires a gradient where a layer does: its inputs may require none."""

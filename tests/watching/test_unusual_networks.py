@@ -242,3 +242,16 @@ def test_a_weight_is_seen_that_a_layer_and_the_loss_use():
     seen = loop.run(mpcompare.watch, steps=1)
     assert seen.verdict == "no defect"
     assert seen.sight.parameters["0.weight"]
+
+
+def test_the_bias_of_a_convolution_before_a_norm_is_summed_in_float64():
+    """Its terms cancel. In fp32, one by one, their sum may be off by more than the loop's."""
+    loop = replace(
+        LOOP,
+        make=lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(1352, 3)),
+    )
+    loop.batch = lambda: (3 + torch.randn(64, 1, 28, 28), torch.randint(3, (64,)))
+    seen = loop.run(mpcompare.watch, steps=1)
+    calls = seen.look.used()[0].record.calls["0"]
+    exact = sum(call.gradients[0].double().sum((0, 2, 3)) for call in calls).norm()
+    assert seen.replays[0].layers.gradients["0.bias"].norm == pytest.approx(float(exact), rel=1e-9)

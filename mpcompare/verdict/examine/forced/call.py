@@ -116,6 +116,16 @@ class ForcedLayer:
         activation = type(self.module).__module__ == nn.GELU.__module__ and not call.held and all(numbers)
         return torch.float32 if activation else replay.dtype
 
+    def summed(self, name: str, grad: Tensor, arriving: Sequence[Tensor], replay: Any) -> Tensor:
+        """Returns the gradient of a parameter in an exact replay. oneDNN adds up the terms of a convolution's bias one
+        by one, in fp32. Before a norm they cancel, so they are summed in float64."""
+        module, inexact = self.module, replay.dtype is torch.float64 and grad.dtype is torch.float32
+        if not (inexact and name == "bias" and isinstance(module, nn.modules.conv._ConvNd) and is_torchs(module)):
+            return grad
+        (g,) = arriving
+        channels = g.dim() - len(module.kernel_size) - 1
+        return g.double().sum([at for at in range(g.dim()) if at != channels])
+
     def has_copy(self, call: Call, name: str) -> bool:
         """Returns whether all uses of a parameter may have one copy of it in 16 bits: autocast makes that for products,
         whatever format their layer returns."""
@@ -243,6 +253,7 @@ class Forced(torch.autograd.Function):
         for name, p in ctx.params.items():
             full = names[name]
             if p.requires_grad and (grad := next(found, None)) is not None:
+                grad = layer.summed(name, grad, grads, replay)
                 replay.sums.add(full, replay.in_full(grad), ctx.at.name, layer.has_copy(call, name))
                 del grad
                 if isinstance(layer.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:

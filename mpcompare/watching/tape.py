@@ -5,7 +5,7 @@ network. Each function of torch is noted with what it was given, so that a repla
 """
 
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -283,8 +283,9 @@ class Tape:
             self.events = []
             return
         start = self.events.index(kept[0])
-        before = needed([*(e for e in self.events[:start] if isinstance(e, Op)), *kept])[: -len(kept)]
-        self.events = [*before, *(e for e in self.events[start:] if isinstance(e, Op) or e in kept)]
+        later = [e for e in self.events[start:] if isinstance(e, Op) or e in kept]
+        earlier = [e for e in self.events[:start] if isinstance(e, Op)]
+        self.events = [*needed(earlier, (number for e in later for number in e.needs())), *later]
 
 
 def _functions(ends: Sequence[Tensor], outputs: Container[int]) -> Iterator[Any]:
@@ -310,10 +311,13 @@ def of_the_network(events: Sequence[Event]) -> set[int]:
     return found
 
 
-def needed(events: Sequence[Event]) -> list[Event]:
-    """Returns the events on which the roots depend, and through parameters the inputs of the network."""
-    wanted: set[int] = set()
-    own = of_the_network(events)
+def needed(events: Sequence[Event], numbers: Iterable[int] = ()) -> list[Event]:
+    """Returns the events on which the roots depend, and through parameters the inputs of the network.
+
+    Args:
+        numbers: of slots that are needed, too.
+    """
+    wanted, own = set(numbers), of_the_network(events)
     kept: list[Event] = []
     for event in reversed(events):
         if isinstance(event, Root):

@@ -108,6 +108,21 @@ class Convolutions(nn.Module):
         return F.mse_loss(self.head(self.backbone(x.view(-1, 1, 4, 4)).flatten(1)).float(), x)
 
 
+class Unrolled(nn.Module):
+    """Steps of descent whose lengths are trained, each with a correction by a network."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2 * WIDTH, 32), nn.SiLU(), nn.Linear(32, WIDTH))
+        self.lengths = nn.Parameter(torch.full((3,), 0.1))
+
+    def loss(self, target):
+        x = torch.zeros_like(target)
+        for length in self.lengths:
+            x = x - length * (x - target) + self.body(torch.cat([x, target], 1))
+        return F.mse_loss(x.float(), target)
+
+
 class Twice(nn.Sequential):
     """A network that is called on its own output."""
 
@@ -140,7 +155,7 @@ def begun(make):
 
 
 @pytest.mark.parametrize(("dtype", "accumulate"), [(torch.bfloat16, 2), (torch.float16, 1)])
-@pytest.mark.parametrize("make", [Autoencoder, Recurrent, ActorCritic, Direct, Convolutions, Prompt, Twice])
+@pytest.mark.parametrize("make", [Autoencoder, Recurrent, ActorCritic, Direct, Convolutions, Prompt, Unrolled, Twice])
 def test_the_layers_of_parts_are_seen(make, dtype, accumulate):
     network, optimizer = begun(make)
     with mpcompare.watch(network, optimizer, steps=2) as seen:

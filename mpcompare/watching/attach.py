@@ -27,9 +27,9 @@ class Attached:
     eager: bool = False  # whether the loop runs without the compiler while it is looked at
 
     @property
-    def models(self) -> list[nn.Module]:
-        """The networks that the user gave."""
-        return list(self.network.children()) if isinstance(self.network, Together) else [self.network]
+    def models(self) -> dict[str, nn.Module]:
+        """The networks that the user gave, as the loop calls them; one alone has no name."""
+        return dict(self.network.named_children()) if isinstance(self.network, Together) else {"": self.outer}
 
     @property
     def hides_layers(self) -> bool:
@@ -91,12 +91,19 @@ def together(model: Any) -> nn.Module:
     several = dict(enumerate(model)) if isinstance(model, (list, tuple)) else model
     if isinstance(several, Mapping) and several and all(isinstance(each, nn.Module) for each in several.values()):
         try:
-            return Together({str(name): inner_of(each) for name, each in several.items()})
+            return Together({str(name): _called(each) for name, each in several.items()})
         except KeyError as error:  # a name that a module cannot have
             raise InputError("watch: model", ", ".join(map(str, several)), str(error.args[0])) from error
     if not isinstance(model, nn.Module):
         raise InputError("watch: model", type(model).__name__, "expected a torch.nn.Module, or several by name")
     return model
+
+
+def _called(model: nn.Module) -> nn.Module:
+    """Returns what ``torch.compile`` made of a network that the loop calls, or else the network within its wrappers."""
+    if is_compiled(model):
+        return model
+    return inner_of(model) if (compiled := compiled_wrapper(model)) is None else compiled
 
 
 def inner_of(model: nn.Module) -> nn.Module:

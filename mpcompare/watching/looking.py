@@ -68,10 +68,11 @@ class Look(TorchFunctionMode):
     def _called_by_the_loop(self) -> list[tuple[str, nn.Module]]:
         """Returns the modules that a loop may call, with the names that the network has for them: the network within
         its wrappers, and its parts, such as an encoder and a decoder."""
-        outer = [("", self.attached.outer)]
+        models = list(self.attached.models.items())
         if self.attached.hides_layers:
-            return outer
-        return [*self.network.named_modules(), *(outer if self.attached.outer is not self.network else [])]
+            return models
+        parts = list(self.network.named_modules())
+        return parts + [each for each in models if each not in parts]
 
     def stop(self) -> None:
         """Takes them off. The modes are left where nobody has entered another one since; else they do nothing. Within

@@ -121,6 +121,8 @@ class FromTheRoot(Replay):
         self.passing("forward")
         self.whose("forward", "")
         computed = {at: self._leaf(leaf, values) for at, leaf in event.given.items()}
+        if any(getattr(call.inputs[at], "shape", None) != value.shape for at, value in computed.items()):
+            raise NotReplayedError("a wrapper changes what the network is given")
         with self._keeping(event.inner, values):
             result = self.call(call, computed, event.part)
         return self._output(result, event.part) if event.part and self.is_forcing else result

@@ -17,7 +17,7 @@ from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.judge.check import listed
 from mpcompare.verdict.judge.limits import COARSEST
 from mpcompare.watching import expecting
-from mpcompare.watching.attach import attached
+from mpcompare.watching.attach import attached, inner_of
 from mpcompare.watching.defect import Defect
 from mpcompare.watching.defects import defects_of
 from mpcompare.watching.defects_of_layers import of_gradients
@@ -72,10 +72,11 @@ class Watch:
         self._handles: list[Any] = []
 
     def __enter__(self) -> "Watch":
-        for model in self.attached.models:
+        models = [inner_of(model) for model in self.attached.models.values()]
+        for model in models:
             if model in _watched:
                 raise InputError("watch: model", type(model).__name__, "is watched already")
-        _watched.update(self.attached.models)
+        _watched.update(models)
         self.entered = True
         for name, optimizer in self.attached.optimizers.items():  # they stay: one that is called takes none of them off
             self._handles.append(optimizer.register_step_pre_hook(partial(self._before, name)))
@@ -87,8 +88,8 @@ class Watch:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         for handle in self._handles:
             handle.remove()
-        for model in self.attached.models:
-            _watched.discard(model)
+        for model in self.attached.models.values():
+            _watched.discard(inner_of(model))
         for look in reversed(self._looks):  # a mode may lie above another
             look.stop()
         self._compare()

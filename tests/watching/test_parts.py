@@ -286,3 +286,15 @@ def test_loops_that_call_parts_are_compared(factor):
 
     with pytest.raises(AssertionError, match="gradients of") if factor != 1 else nullcontext():
         assert_same_training(loop(1.0), loop(factor), steps=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_compiled_network_among_several(eager):
+    networks, optimizers, loop = adversarial()
+    networks["G"].compile()
+    with mpcompare.watch(networks, optimizers, steps=2, eager=eager) as seen:
+        loop()
+    assert seen.verdict == "no defect", str(seen)
+    assert any(seen.sight.layers.values()) == eager
+    assert any("compiled" in each for each in seen.not_examined)

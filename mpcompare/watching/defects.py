@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from mpcompare.watching.between import of_rounded_weights
 from mpcompare.watching.defect import Defect
 from mpcompare.watching.defects_of_layers import of_formats, of_gradients
 from mpcompare.watching.defects_of_steps import of_repeats, of_skipped, of_step
@@ -26,6 +27,7 @@ def _all(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates
         yield from of_step(look, number, taken)
     yield from of_skipped(look.taken)
     yield from of_repeats(look.taken)
+    yield from of_rounded_weights(look.taken)
     if look.sums.clipped_early:
         because = f"gradients are clipped ({look.sums.clipped_early}) before backward has made any, and not after"
         yield Defect("clip", "", because)

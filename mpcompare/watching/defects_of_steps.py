@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from mpcompare.clipping import USUAL_NORMS
+from mpcompare.clipping import USUAL_NORMS, factor_of_norm
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.check import listed
@@ -148,10 +148,27 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
     if taken.scaled and (names := found.still_scaled):
         because = f"the gradients of {listed(names)} are still multiplied by the loss scale {taken.scale:g} {where}, "
         yield Defect("gradient scaled", names[0], because + "and those of other parameters are not")
+    if because := _clipped_with_others(taken, found):
+        yield Defect("clip", next(iter(taken.outside)), f"{because} them {where}")
     if (usual := found.of_scaled or _clipped_scaled(taken, found)) is not None:
         because = f"the gradients are clipped to a norm of {usual:g} before they are divided by the loss scale "
         because += f"{found.scale:g} {where} ({found.before_unscale[0]}): what is left has a norm of "
         yield Defect("clip", "", because + f"{usual / found.scale:.3g}")
+
+
+def _clipped_with_others(taken: Taken, found: HandedOn) -> str:
+    """Returns a clause on a norm to which torch's function clips, and which holds gradients of no optimizer: a scaler
+    divides only those of an optimizer by the loss scale. It is empty where the norm is another one."""
+    if not (taken.outside and taken.scaled and taken.unscaled and taken.asked and taken.asked[1] == 2 and found.one):
+        return ""
+    total = math.hypot(found.norm, *taken.outside.values())
+    with_others, alone = (factor_of_norm(norm, taken.asked[0]) for norm in (total, found.norm))
+    if not math.isclose(found.factor, with_others, rel_tol=1e-4) or math.isclose(with_others, alone, rel_tol=1e-4):
+        return ""
+    return (
+        f"the norm to which gradients are clipped holds those of {listed(taken.outside)}, which no optimizer has and "
+        f"which are still multiplied by the loss scale {taken.scale:g}: it is {total:.4g}, and {found.norm:.4g} without"
+    )
 
 
 def _adds_before_unscaling(taken: Taken) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -19,21 +19,42 @@ WORDS = {
     "clip_place": ("after backward", "before unscaling", "after unscaling"),
 }  # of facts that are one of few
 OF_LOSSES = ("loss", "micro_batch_weights", "micro_batch_labels")  # which are not there where no loss was replayed
+MOST = 4  # names that are written out
 NOT_SEEN = "not known: no layer was seen"
 NOT_BOUND = "not known: a norm was taken, and no gradient was clipped to it"
 
 
+def one(values: Sequence[Any]) -> Any:
+    """Returns the one value of a list of equal ones, else the list; None of an empty one."""
+    if not values:
+        return None
+    return values[0] if all(v == values[0] for v in values) else list(values)
+
+
+def by_value(values: Mapping[str, Any]) -> Any:
+    """Returns the one value of all names, or by value the names, where they are few, else their number."""
+    kinds: dict[Any, list[str]] = {}
+    for name, value in values.items():
+        kinds.setdefault(value, []).append(name)
+    if len(kinds) <= 1:
+        return next(iter(kinds), None)
+    return {said(kind): names if len(names) <= MOST else len(names) for kind, names in kinds.items()}
+
+
 def said(value: Any) -> str:
     """Returns a fact in words."""
-    if value is None:
+    if value is None or value in ([], {}):
         return "none"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {said(each)}" for name, each in value.items())
+        names = any(isinstance(v, str) for each in value.values() if isinstance(each, list) for v in each)
+        between = "; " if names else ", "
+        return between.join(f"{name}: {said(each)}" for name, each in value.items())
     if isinstance(value, (list, tuple)):
         short = [f"[{said(each)}]" if isinstance(each, (list, tuple)) else said(each) for each in value[:8]]
-        return ", ".join(short) + (f" and {len(value) - 8} more" if len(value) > 8 else "")
+        between = "; " if any(isinstance(each, Mapping) for each in value) else ", "
+        return between.join(short) + (f" and {len(value) - 8} more" if len(value) > 8 else "")
     return str(value)
 
 
@@ -67,6 +88,8 @@ def differences(facts: Mapping[str, Any], expect: Mapping[str, Any] | str | Path
     Raises:
         InputError: a fact of that name is unknown, or cannot have that value, or the file is no card.
     """
+    if not isinstance(expect, (Mapping, str, Path)):
+        raise InputError("watch: expect", expect, "expected facts by name, or a file that seen.save(file) wrote")
     whole = isinstance(expect, (str, Path))
     if isinstance(expect, (str, Path)):
         expect = {k: v for k, v in read(expect).items() if k not in KEPT_APART}
@@ -86,10 +109,26 @@ def differences(facts: Mapping[str, Any], expect: Mapping[str, Any] | str | Path
                     f"clip_norm is none: a gradient of norm {said(most)} was not clipped, expected {said(value)}"
                 )
         elif name == "clip_norm" and "factors" in facts and not whole:
-            lines.append(f"clip_norm is no norm of all gradients, which have several factors, expected {said(value)}")
+            lines.append(
+                f"clip_norm is no norm of all gradients (factors: {said(facts['factors'])}), expected {said(value)}"
+            )
         elif not alike(facts.get(name), value):
-            lines.append(f"{name} is {said(facts.get(name))}, expected {said(value)}")
+            lines += _apart(name, facts.get(name), value)
     return lines
+
+
+def _apart(name: str, found: Any, wanted: Any) -> list[str]:
+    """Returns how a fact is not as expected; of mappings, such as parameter groups, what is another in each."""
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        keys = [key for key in dict.fromkeys((*wanted, *found)) if not alike(found.get(key), wanted.get(key))]
+        return [line for key in keys for line in _apart(f"{key} of {name}", found.get(key), wanted.get(key))]
+    several = [
+        isinstance(each, (list, tuple)) and all(isinstance(v, Mapping) for v in each) for each in (found, wanted)
+    ]
+    if all(several) and len(found) == len(wanted):
+        pairs = enumerate(zip(found, wanted, strict=True), start=1)
+        return [line for number, pair in pairs for line in _apart(f"{name.rstrip('s')} {number}", *pair)]
+    return [f"{name} is {said(found)}, expected {said(wanted)}"]
 
 
 def _check(name: str, value: Any) -> None:

@@ -10,15 +10,16 @@ from torch.utils._pytree import tree_map
 from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
+from mpcompare.watching.between import moved_between
+from mpcompare.watching.clipping import clipping_of
 from mpcompare.watching.examining import Replayed, Updates
-from mpcompare.watching.expecting import NOT_BOUND, NOT_SEEN
-from mpcompare.watching.handing_on import handed_on, rounded
+from mpcompare.watching.expecting import NOT_SEEN, by_value, one
+from mpcompare.watching.handing_on import rounded
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum, Taken
 from mpcompare.watching.tape import Called, Op
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
-MOST = 4  # names that are written out
 SUMS = ("add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__")
 SOFTMAX = ("log_softmax", "softmax", "cross_entropy", "nll_loss", "logsumexp")
 
@@ -35,29 +36,30 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     if not look.taken:
         return facts
     seen = list({id(t.sum): t.sum for t in look.taken if t.sum is not None}.values())
-    facts["precision"] = _one([r.precision for r in sums.values() if r.dtypes]) or NOT_SEEN
-    facts["autocast"] = _one([s.autocast or "none" for s in seen])
+    facts["precision"] = one([r.precision for r in sums.values() if r.dtypes]) or NOT_SEEN
+    facts["autocast"] = one([s.autocast or "none" for s in seen])
     dtypes: dict[str, str] = {}
     for replay in sums.values():
         dtypes |= replay.dtypes
-    facts["layers"] = _by_value(dtypes)
-    facts["masters"] = _by_value({n: _master(t, n) for t in taken for n in t.dtypes})
+    facts["layers"] = by_value(dtypes)
+    facts["masters"] = by_value({n: _master(t, n) for t in taken for n in t.dtypes})
     facts["moments"] = _moments(taken)
-    facts["inputs"] = _one([sorted({dtype_name(t.dtype) for t in _inputs(s)}) for s in seen])
-    facts["training_mode"] = _one([s.training for s in seen])
+    facts["inputs"] = one([sorted({dtype_name(t.dtype) for t in _inputs(s)}) for s in seen])
+    facts["training_mode"] = one([s.training for s in seen])
     facts |= _sums_of(seen, sums)
     facts["loss_in_16_bits"] = sorted({each for s in seen for each in _loss_in_16_bits(s)})
     facts["terms_without_gradient"] = sorted({each for s in seen for each in _constant_terms(s)})
     facts["own_backward"] = look.derivatives.said()
-    facts |= _clipping(taken)
+    facts |= clipping_of(taken)
     facts["order"] = _order(taken)
     facts |= _scaling(look)
     rules = {
-        name: _one(sorted(set(u.rules.values()))) or type(look.attached.optimizers[name]).__name__
+        name: one(sorted(set(u.rules.values()))) or type(look.attached.optimizers[name]).__name__
         for name, u in updates.items()
     }
     facts["optimizer"] = rules if len(look.attached.optimizers) > 1 else next(iter(rules.values()), None)
     facts["groups"] = _groups(taken)
+    facts["moved_between_updates"] = moved_between(look.taken)
     if look.steps.scaler is None:
         facts["backwards_left_out"] = sum(s.given_up for s in seen)
     facts["updates_before"] = _updates_before(look.taken)
@@ -77,23 +79,6 @@ def _inputs(seen: Sum) -> Iterator[Tensor]:
     called = [event for event in seen.tape if isinstance(event, Called)]
     for event, call in zip(called, seen.record.calls.get(OUTPUT, ()), strict=False):
         yield from (v for at, v in enumerate(call.inputs) if is_real(v) and at not in event.given)
-
-
-def _one(values: Sequence[Any]) -> Any:
-    """Returns the one value of a list of equal ones, else the list; None of an empty one."""
-    if not values:
-        return None
-    return values[0] if all(v == values[0] for v in values) else list(values)
-
-
-def _by_value(values: Mapping[str, str]) -> Any:
-    """Returns the one value of all names, or by value the names, where they are few, else their number."""
-    kinds: dict[str, list[str]] = {}
-    for name, value in values.items():
-        kinds.setdefault(value, []).append(name)
-    if len(kinds) <= 1:
-        return next(iter(kinds), None)
-    return {kind: names if len(names) <= MOST else len(names) for kind, names in kinds.items()}
 
 
 def _master(step: Taken, name: str) -> str:
@@ -119,16 +104,16 @@ def _moments(taken: Sequence[Taken]) -> dict[str, str]:
 
 def _sums_of(seen: Sequence[Sum], sums: Mapping[int, Replayed]) -> dict[str, Any]:
     """Returns the micro-batches of the sums: their number, the loss, and how much each of them counts."""
-    facts: dict[str, Any] = {"micro_batches": _one([len(s.roots) for s in seen])}
+    facts: dict[str, Any] = {"micro_batches": one([len(s.roots) for s in seen])}
     weights, labels, losses = [], [], []
-    for one, replay in ((s, sums[id(s)]) for s in seen if id(s) in sums):
-        weights.append([rounded(share / one.scale) for _, share in replay.shares])
+    for each, replay in ((s, sums[id(s)]) for s in seen if id(s) in sums):
+        weights.append([rounded(share / each.scale) for _, share in replay.shares])
         labels.append([op.labels for op, _ in replay.shares if isinstance(op, Op)])
         losses += [_loss(op) for op, _ in replay.shares]
     if losses:
-        facts["loss"] = _one(sorted(set(losses)))
-        facts["micro_batch_weights"] = _one(weights)
-        facts["micro_batch_labels"] = _one(labels)
+        facts["loss"] = one(sorted(set(losses)))
+        facts["micro_batch_weights"] = one(weights)
+        facts["micro_batch_labels"] = one(labels)
     return facts
 
 
@@ -155,42 +140,6 @@ def _loss(op: Op | None) -> str:
     return f"{op.name} in {dtype_name(dtype)}" if dtype else op.name
 
 
-def _clipping(taken: Sequence[Taken]) -> dict[str, Any]:
-    seen = [t for t in taken if t.raw and t.finite]
-    steps = [handed_on(t) for t in seen]
-    if not steps:
-        return {"clip_norm": None}
-    bound = [h.clip_norm is not None for h in steps]
-    asked = [t.asked[0] for t in seen if t.asked is not None]
-    types = sorted({t.asked[1] for t in seen if t.asked is not None})
-    norms = [h.clip_norm for h in steps if h.clip_norm is not None]
-    if types not in ([], [2.0]) or not norms:  # the factors tell a 2-norm, where they are not 1
-        norms = asked
-    facts: dict[str, Any] = {"clip_norm": _one(norms)}
-    if types not in ([], [2.0]):
-        facts["clip_norm_type"] = _one(types)
-    if not norms and any(part == "norm" for t in seen for part, _ in t.order):
-        facts["clip_norm"] = NOT_BOUND
-    facts["gradient_norms"] = [rounded(h.norm) for h in steps]
-    if any(bound):
-        facts["clipped_updates"] = sum(bound)
-        place = "after backward" if steps[0].scale == 1 else "after unscaling"
-        facts["clip_place"] = "before unscaling" if any(h.before_unscale for h in steps) else place
-    if larger := [rounded(h.factor) for h in steps if h.one and h.factor > 1 + 1e-4]:
-        facts["gradients_times"] = _one(larger)
-    if not all(h.one or _is_within(t) for h, t in zip(steps, seen, strict=True)):
-        facts["factors"] = "not one for all parameters"
-    if changed := sorted({n for h in steps for n in h.rest}):
-        facts["changed_gradients"] = changed[:MOST] + ([f"{len(changed) - MOST} more"] if len(changed) > MOST else [])
-    return facts
-
-
-def _is_within(step: Taken) -> bool:
-    """Returns whether the gradients that an optimizer got are within the norm to which torch's function clips. The loop
-    may have added noise before, so that no factor tells."""
-    return step.asked is not None and step.asked[1] == 2 and step.norm <= step.asked[0] * (1 + 1e-4)
-
-
 def _updates_before(taken: Sequence[Taken]) -> Any:
     """Returns how many updates each optimizer had counted before its first step; None where none
     counts. One of several that counts none is left out."""
@@ -203,7 +152,7 @@ def _updates_before(taken: Sequence[Taken]) -> Any:
         for step in first.values()
         if any("step" in s for s in step.state_after.values())
     ]
-    return _one(counts)
+    return one(counts)
 
 
 def _moving(network: nn.Module, seen: Sum) -> Iterator[str]:
@@ -264,5 +213,5 @@ def _groups(taken: Sequence[Taken]) -> list[dict[str, Any]]:
     found = []
     for group in groups.values():
         names = group.pop("parameters")
-        found.append({"parameters": len(names), **group, "lr": _one(group["lr"])})
+        found.append({"parameters": len(names), **group, "lr": one(group["lr"])})
     return found

@@ -34,6 +34,11 @@ class HandedOn:
         clipped = self.one and self.factor < 1 - SAME and not self.rest
         return rounded(self.factor * (self.norm + 1e-6)) if clipped else None
 
+    def is_clipped(self, step: Taken) -> bool:
+        """Returns whether torch's function clipped the gradients of this step, while they were scaled or not."""
+        norms = step.norm, step.norm * self.scale
+        return step.asked is not None and any(math.isclose(norm, step.asked[0], rel_tol=1e-3) for norm in norms)
+
     @property
     def still_scaled(self) -> list[str]:
         """The parameters whose factors are the loss scale times the least one of all: nobody divided these by it."""

@@ -91,6 +91,7 @@ class Steps:
             unscaled=self.unscaled,
             order=list(self.sums.order),
             asked=self.sums.asked,
+            outside=dict(self.sums.outside),
             dtypes={n: dtype_name(p.dtype) for n, p in owned},
             in_backward=in_backward,
         )

@@ -96,6 +96,7 @@ class Taken:
     order: list[tuple[str, str]] = field(default_factory=list)  # the parts of the step: what was done, and the line
     # the norm, and its type, to which ``clip_grad_norm_`` was asked to clip; None where nobody asked
     asked: tuple[float, float] | None = None
+    outside: dict[str, float] = field(default_factory=dict)  # the norms of gradients that no optimizer has, then
     dtypes: dict[str, str] = field(default_factory=dict)  # of the parameters
     # the parameters whose gradient is sparse, and has several parts of a row, which are added one by one
     row_by_row: frozenset[str] = frozenset()

@@ -35,6 +35,7 @@ class Sums:
         self.params, self.spool = self.calls.params, self.calls.spool
         self.order: list[tuple[str, str]] = []  # what was done to them since the last backward: each part and its line
         self.asked: tuple[float, float] | None = None  # norm and type to which torch was asked to clip them since then
+        self.outside: dict[str, float] = {}  # the norms that it then had, of gradients that no optimizer has
         self.places: dict[int, str] = {}  # the parameters of gradients, by the place of their numbers in memory
         self.used = 0  # the number of the last backward that a step used
         self.clipped_early = ""  # the line that clips before backward has made any gradient
@@ -71,7 +72,8 @@ class Sums:
         self._left = {name: g for name, g in grads.items() if g is not None}
         self._versions = {name: g._version for name, g in self._left.items()}
         self.places = {place: name for name, g in self._left.items() if (place := _place(g))}
-        self._kept, self.order, self.asked, self._read = None, [("backward", root.line)], None, False
+        self._kept, self.order, self._read = None, [("backward", root.line)], False
+        self.asked, self.outside = None, {}
 
     def _begin(self, root: Root) -> None:
         """Finds out whether a sum begins."""
@@ -145,6 +147,9 @@ class Sums:
                 if asked is not None and self._is_late(asked):
                     self.clipped_late = line_of_user()
                 self.asked, self._read = asked or self.asked, self._read or asked is None
+                owned = self.attached.owned()
+                others = {n: p.grad for n, p in self.params.items() if n not in owned and p.grad is not None}
+                self.outside = {n: total_norm({n: numbers(g)}, 2.0) for n, g in others.items()}
             else:
                 self.keep()
             entry = (part, line_of_user())
@@ -205,7 +210,7 @@ class Sums:
     def stepped(self, skipped: bool) -> None:
         """Is told that a step was taken, or skipped."""
         self._clips = self.asked is not None
-        self.used, self.order, self.asked = self.backwards, [], None
+        self.used, self.order, self.asked, self.outside = self.backwards, [], None, {}
         if not skipped:
             self.calls.moved_on()
 

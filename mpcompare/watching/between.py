@@ -1,0 +1,51 @@
+"""The weights between two updates: what the loop itself does with them."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from mpcompare.dtypes import dtype_name
+from mpcompare.verdict.examine.numerics import same_bits
+from mpcompare.verdict.judge.check import listed
+from mpcompare.watching.defect import Defect
+from mpcompare.watching.steps import Taken
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def moved_between(taken: Sequence[Taken]) -> list[str]:
+    """Returns the weights that the loop moves between two updates: it clamps them, or sets them to an average."""
+    return sorted({name for _, earlier, later in _in_turn(taken) for name in _moved(earlier, later)})
+
+
+def of_rounded_weights(taken: Sequence[Taken]) -> Iterator[Defect]:
+    """Yields weights in fp32 that the loop rounds to 16 bits after an update."""
+    for number, earlier, later in _in_turn(taken):
+        for half in HALF:
+            names = [n for n in _moved(earlier, later) if _is_rounded(earlier.after[n], later.before[n], half)]
+            if names:
+                because = (
+                    f"the loop rounds {listed(names)}, which are fp32, to {dtype_name(half)} before step {number}: "
+                )
+                because += "what an update adds below their last digit is lost"
+                yield Defect("no master weights", names[0], because)
+                return
+
+
+def _in_turn(taken: Sequence[Taken]) -> Iterator[tuple[int, Taken, Taken]]:
+    """Yields the number of each step, the step before it of the same optimizer, and itself."""
+    last: dict[str, Taken] = {}
+    for number, step in enumerate(taken, start=1):
+        if step.optimizer in last:
+            yield number, last[step.optimizer], step
+        last[step.optimizer] = step
+
+
+def _moved(earlier: Taken, later: Taken) -> list[str]:
+    both = ((name, earlier.after[name], w) for name, w in later.before.items() if name in earlier.after)
+    return [name for name, after, before in both if not same_bits(after, before)]
+
+
+def _is_rounded(before: Tensor, after: Tensor, half: torch.dtype) -> bool:
+    return before.dtype is torch.float32 and same_bits(before.to(half).float(), after)

@@ -32,7 +32,6 @@ import torch
 import torch.nn.functional as F
 
 from mpcompare.report.comparison import Entry
-from mpcompare.report.contents import Verdicts
 from mpcompare.report.report import contents_of
 
 TABLE = Path(__file__).parents[1] / "docs" / "power" / "command.csv"
@@ -133,13 +132,12 @@ def rows_of(library: str, names: list[str]) -> Iterator[dict[str, Any]]:
             Path(folder) / "log",
         )  # fmt: skip
         report = contents_of([Path(folder)])
-    entries = [entry for comparison in report.comparisons for entry in comparison.entries]
     for name in sides:
-        of = [each for each in entries if each.run.result.config["task"]["model"]["name"] == name]
-        yield {"network": name, "library": library, **_cells(of, report.verdicts, said)}
+        of = [each for each in report.entries if each.run.result.config["task"]["model"]["name"] == name]
+        yield {"network": name, "library": library, **_cells(of, said)}
 
 
-def _cells(entries: list[Entry], verdicts: Verdicts, said: str) -> dict[str, str]:
+def _cells(entries: list[Entry], said: str) -> dict[str, str]:
     """Returns, by precision, what became of the runs of a network, and the check that came nearest to its limit."""
     cells: dict[str, list[str]] = {"bf16": [], "fp16": [], "fp32": []}
     nearest = [(0.0, "")]
@@ -149,7 +147,7 @@ def _cells(entries: list[Entry], verdicts: Verdicts, said: str) -> dict[str, str
             precision = "fp32" if backend == "fp32" else "bf16"
         if (backend == "fp32") != (precision == "fp32"):  # fp32 takes no part in 16 bits
             continue
-        if (verdict := verdicts.get(entry.run.name)) is None:
+        if (verdict := entry.verdict) is None:
             cells[precision].append(f"{backend}: {entry.error}"[:280])
             continue
         cells[precision].append(f"{backend} {verdict}"[:280])

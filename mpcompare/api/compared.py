@@ -41,8 +41,7 @@ class Compared:
     @property
     def verdicts(self) -> Mapping[str, Verdict]:
         """The verdict on each run that finished, by its label, such as ``amp bf16``."""
-        verdicts = self.report.verdicts
-        return {label: v for label, entry in self._entries.items() if (v := verdicts.get(entry.run.name))}
+        return {label: entry.verdict for label, entry in self._entries.items() if entry.verdict}
 
     @property
     def errors(self) -> Mapping[str, str]:
@@ -82,7 +81,7 @@ class Compared:
     def _entries(self) -> dict[str, Entry]:
         """The runs by their labels, to which the folder is added where two runs share one."""
         entries: dict[str, Entry] = {}
-        for entry in (entry for comparison in self.report.comparisons for entry in comparison.entries):
+        for entry in self.report.entries:
             entries[entry.label if entry.label not in entries else f"{entry.label} ({entry.run.name})"] = entry
         return entries
 
@@ -99,8 +98,8 @@ def _sentence(row: Row) -> Markup:
     """Returns what is said of a run: the verdict and its cause, or the reason why it did not finish."""
     if not row.entry.ok:
         said = f"{row.entry.run.result.status}: {row.entry.error}"
-    elif row.verdict is None:
+    elif (verdict := row.entry.verdict) is None:
         said = str(Word.NOT_EXAMINED)
     else:
-        said = ": ".join(filter(None, [str(row.verdict), row.verdict.because]))
+        said = ": ".join(filter(None, [str(verdict), verdict.because]))
     return Markup("<li><b>{}</b> {}</li>").format(row.entry.label, said)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from mpcompare.race.intervals import MIN_VALUES
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.contents import Verdicts
 from mpcompare.report.runs import UNREADABLE, Run
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
@@ -68,22 +67,22 @@ def first_clause(because: str) -> str:
     return " ".join(words[:WORDS]) + (" ..." if len(words) > WORDS else ".")
 
 
-def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:
+def answers(comparison: Comparison) -> list[Answer]:
     """Returns the answers on a comparison, each with what matters most first."""
     if not comparison.finished:
         return [Answer("Right?", [("No run finished.",)])]
     return [
-        Answer("Right?", _right(comparison, verdicts)),
-        Answer("Faster?", _faster(comparison, verdicts)),
-        Answer("Smaller?", _smaller(comparison, verdicts)),
+        Answer("Right?", _right(comparison)),
+        Answer("Faster?", _faster(comparison)),
+        Answer("Smaller?", _smaller(comparison)),
     ]
 
 
-def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
+def _right(comparison: Comparison) -> list[Sentence]:
     """Returns sentences on wrong runs first, then on those of which it is not known, then on right ones."""
     of_word: dict[Word, list[tuple[Entry, Verdict]]] = {}
     for entry in comparison.finished:
-        if verdict := verdicts.get(entry.run.name):
+        if verdict := entry.verdict:
             of_word.setdefault(verdict.word, []).append((entry, verdict))
     labels = {entry.run.name: entry.label for entry in comparison.entries}
     judged = {word: [entry for entry, _ in pairs] for word, pairs in of_word.items()}
@@ -120,7 +119,7 @@ def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
                          " are references, and there is nothing to compare with them.")  # fmt: skip
 
 
-def _faster(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
+def _faster(comparison: Comparison) -> list[Sentence]:
     """Returns sentences on the fastest first, and then on those that are neither faster nor slower, as far as their
     intervals tell. A ratio without an interval is no number on which anyone could rely."""
     others = [entry for entry in comparison.finished if not entry.is_baseline]
@@ -134,7 +133,7 @@ def _faster(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
     told = [entry for entry in known if not entry.time_ratio.low <= 1 <= entry.time_ratio.high]
     for entry in told[:MOST]:
         ratio, of = entry.time_ratio, Name(comparison.label(entry.baseline))
-        span = f" ({_digits(ratio.low)} to {_digits(ratio.high)}){_beware(entry, verdicts)}."
+        span = f" ({_digits(ratio.low)} to {_digits(ratio.high)}){_beware(entry)}."
         said.append((Name(entry.label), f" takes {_digits(ratio.median)} of the time of ", of, span))
     said += about(told[MOST:], ": the table has its time.", ": the table has their times.")
     for baseline in dict.fromkeys(comparison.label(entry.baseline) for entry in known):
@@ -153,7 +152,7 @@ def _faster(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
     return said
 
 
-def _smaller(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
+def _smaller(comparison: Comparison) -> list[Sentence]:
     """Returns sentences on the smallest first."""
     others = [entry for entry in comparison.finished if not entry.is_baseline and not math.isnan(entry.memory_ratio)]
     others.sort(key=lambda entry: entry.memory_ratio)
@@ -166,7 +165,7 @@ def _smaller(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
     for entry in others[:MOST]:
         assert entry.baseline is not None
         share = f"{_digits(entry.memory_ratio)} of the {_megabytes(entry.baseline)} of "
-        of, beware = Name(comparison.label(entry.baseline)), _beware(entry, verdicts)
+        of, beware = Name(comparison.label(entry.baseline)), _beware(entry)
         said.append((Name(entry.label), f" needs {_megabytes(entry.run)}, {share}", of, f"{beware}."))
     for baseline in dict.fromkeys(comparison.label(entry.baseline) for entry in others[MOST:]):
         alike = [entry for entry in others[MOST:] if comparison.label(entry.baseline) == baseline]
@@ -176,9 +175,8 @@ def _smaller(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
     return said
 
 
-def _beware(entry: Entry, verdicts: Verdicts) -> str:
-    verdict = verdicts.get(entry.run.name)
-    return BEWARE.get(verdict.word, "") if verdict else ""
+def _beware(entry: Entry) -> str:
+    return BEWARE.get(entry.verdict.word, "") if entry.verdict else ""
 
 
 def _baselines(comparison: Comparison) -> list[Entry]:

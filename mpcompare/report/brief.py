@@ -17,7 +17,7 @@ LONGEST = 240  # characters of a text that somebody else wrote, such as an error
 
 def rows_of(report: Report) -> list[list[Row]]:
     """Returns the rows of each comparison."""
-    return [summary.rows_of(comparison, report.verdicts) for comparison in report.comparisons]
+    return [summary.rows_of(comparison) for comparison in report.comparisons]
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column[Row]]:

@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any
@@ -14,8 +14,10 @@ from mpcompare.phases import Phase
 from mpcompare.race.intervals import Interval, ratio, unpaired_ratio
 from mpcompare.records import MACHINE, PLANNED
 from mpcompare.report.comparable import OBSERVED, check_comparable, differing, facet, group, short_names, varied
-from mpcompare.report.runs import Run
+from mpcompare.report.runs import UNREADABLE, Run
 from mpcompare.verdict.judge.trajectories import loss_difference, steps_of_both
+from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 
 def phases_of(runs: Iterable[Run]) -> list[Phase]:
@@ -36,6 +38,7 @@ class Entry:
     variant: str
     # the run that this one is compared with; itself for a baseline; None if it failed or nothing finished
     baseline: Run | None
+    verdict: Verdict | None = None  # on a run that finished; None before it is judged
 
     @property
     def ok(self) -> bool:
@@ -44,6 +47,13 @@ class Entry:
     @property
     def is_baseline(self) -> bool:
         return self.baseline is self.run
+
+    @property
+    def word(self) -> Word:
+        """The verdict on the run in a word or three."""
+        if not self.ok:
+            return Word.CANNOT_BE_READ if self.run.result.status == UNREADABLE else Word.DID_NOT_FINISH
+        return self.verdict.said if self.verdict else Word.NOT_EXAMINED
 
     @property
     def error(self) -> str:
@@ -121,6 +131,10 @@ class Comparison:
     def label(self, run: Run | None) -> str:
         """Returns the label of one of the runs; empty for None."""
         return next((entry.label for entry in self.entries if entry.run is run), "")
+
+    def judged(self, verdicts: Mapping[str, Verdict]) -> "Comparison":
+        """Returns the comparison with these verdicts on its runs, by their names."""
+        return replace(self, entries=[replace(entry, verdict=verdicts.get(entry.run.name)) for entry in self.entries])
 
 
 def compare(runs: Sequence[Run], baseline: str, allow: Sequence[str] = ()) -> list[Comparison]:

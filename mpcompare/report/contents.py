@@ -1,10 +1,10 @@
 """The contents of a report, from which every output is made."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpcompare.report import formats
-from mpcompare.report.comparison import Comparison
+from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 
@@ -13,18 +13,25 @@ UNDRAWN = (
     f"There are no figures of more than {MOST_DRAWN} comparisons: mpcompare report RUN RUN draws those of some runs."
 )
 
-Verdicts = Mapping[str, Verdict]  # by the name of the run
-
 
 @dataclass(frozen=True)
 class Report:
     """The runs of a report, compared and judged."""
 
     comparisons: Sequence[Comparison]  # in the order of their first runs; every run is in one of them
-    verdicts: Verdicts  # on the finished runs
     baseline: str  # the backend that was asked for as the baseline, whether or not it is among the runs
     # of :data:`formats.FORMATS`, those in which figures and the table are written
     formats: Sequence[str] = formats.DEFAULT
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The runs of all comparisons."""
+        return [entry for comparison in self.comparisons for entry in comparison.entries]
+
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """The verdicts on the finished runs, by their names."""
+        return {entry.run.name: entry.verdict for entry in self.entries if entry.verdict}
 
     @property
     def finished(self) -> list[Comparison]:
@@ -39,13 +46,12 @@ class Report:
     @property
     def has_baseline(self) -> bool:
         """Whether any run, finished or not, is of the baseline's backend."""
-        entries = (entry for comparison in self.comparisons for entry in comparison.entries)
-        return any(entry.run.result.backend == self.baseline for entry in entries)
+        return any(entry.run.result.backend == self.baseline for entry in self.entries)
 
     @property
     def complete(self) -> bool:
         """Whether every run finished."""
-        return all(entry.ok for comparison in self.comparisons for entry in comparison.entries)
+        return all(entry.ok for entry in self.entries)
 
     @property
     def differs(self) -> bool:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from mpcompare.precision import PRECISIONS
 from mpcompare.report.columns import TEXT, Column, named, number
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.contents import Verdicts
 from mpcompare.report.dtypes import layers_of
 from mpcompare.verdict.judge import digits as judge
 from mpcompare.verdict.judge.digits import Digits
@@ -97,13 +96,13 @@ class DigitsRow:
         return judge.lost(error, self.map.precision)
 
 
-def maps(comparison: Comparison, verdicts: Verdicts) -> list[Map]:
+def maps(comparison: Comparison) -> list[Map]:
     """Returns the maps of all runs, of each step."""
     by_name = {entry.run.name: entry for entry in comparison.finished}
     found = []
-    for name, entry in by_name.items():
-        verdict, replays = verdicts.get(name), entry.run.findings.replays if entry.run.findings else {}
-        reference = by_name.get(verdict.reference or "", entry) if verdict else entry
+    for entry in comparison.finished:
+        replays = entry.run.findings.replays if entry.run.findings else {}
+        reference = by_name.get(entry.verdict.reference or "", entry) if entry.verdict else entry
         found += [
             Map(comparison, entry, reference, step, replays[step].digits)
             for step in STEPS
@@ -112,19 +111,19 @@ def maps(comparison: Comparison, verdicts: Verdicts) -> list[Map]:
     return found
 
 
-def shown(comparison: Comparison, verdicts: Verdicts) -> list[Map]:
+def shown(comparison: Comparison) -> list[Map]:
     """Returns a map for each precision: that of the reference where it shows its layers, else of the first run that
     does, after training where that is known."""
     first: dict[str, Map] = {}
-    for each in sorted(maps(comparison, verdicts), key=lambda m: (m.entry is not m.reference, m.step != STEPS[0])):
+    for each in sorted(maps(comparison), key=lambda m: (m.entry is not m.reference, m.step != STEPS[0])):
         first.setdefault(each.precision, each)
     return list(first.values())
 
 
-def lines(comparison: Comparison, verdicts: Verdicts) -> list[str]:
+def lines(comparison: Comparison) -> list[str]:
     """Returns a line for each precision of 16 bits: the layer that loses the most digits, and those that should stay in
     fp32; or that nothing is known."""
-    known = {each.precision: each for each in shown(comparison, verdicts)}
+    known = {each.precision: each for each in shown(comparison)}
     examined = [e.run.result.precision for e in comparison.finished if e.run.findings]
     asked = [p for p in dict.fromkeys(examined) if PRECISIONS[p].is_16_bit]
     unknown = "the digits that {} loses are not known: no run shows its layers"

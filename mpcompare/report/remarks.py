@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from mpcompare.race.turns import describe_timing
 from mpcompare.report.clock import OTHERS, doubts, out_of_turn
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.contents import Verdicts
 from mpcompare.report.runs import Run
 from mpcompare.verdict.judge.word import Word
 
@@ -18,16 +17,16 @@ _SPEED = (
 )
 
 
-def because(comparison: Comparison, verdicts: Verdicts) -> list[str]:
+def because(comparison: Comparison) -> list[str]:
     """Returns a line for each verdict that has a reason."""
-    judged = ((entry, verdicts.get(entry.run.name)) for entry in comparison.entries)
-    return [f"{entry.label} {verdict}: {verdict.because}" for entry, verdict in judged if verdict and verdict.because]
+    judged = ((entry.label, entry.verdict) for entry in comparison.entries)
+    return [f"{label} {verdict}: {verdict.because}" for label, verdict in judged if verdict and verdict.because]
 
 
-def unchecked(comparison: Comparison, verdicts: Verdicts) -> list[str]:
+def unchecked(comparison: Comparison) -> list[str]:
     """Returns what could not be checked of runs that differ in nothing, or as declared: one line for all alike."""
     words = (Word.SAME, Word.NOT_SEEN, Word.WITHIN_NOISE, Word.DIFFERS_AS_DECLARED)
-    judged = ((entry.label, verdicts.get(entry.run.name)) for entry in comparison.entries)
+    judged = ((entry.label, entry.verdict) for entry in comparison.entries)
     return _alike({label: f"not checked: {', '.join(v.unchecked)}" for label, v in judged
                    if v and v.unchecked and v.word in words})  # fmt: skip
 

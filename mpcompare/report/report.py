@@ -84,8 +84,7 @@ def report(
         raise unwritable
     if (out / page.NAME).exists():
         print(f"Report: {out / page.NAME}")
-    entries = (entry for comparison in contents.comparisons for entry in comparison.entries)
-    first = next(entry.run for entry in entries if entry.run.result.status != UNREADABLE)
+    first = next(entry.run for entry in contents.entries if entry.run.result.status != UNREADABLE)
     strict = _configured(first).get("strict", False) if strict is None else strict
     return contents.complete and not failed and not (strict and contents.differs)
 
@@ -119,9 +118,8 @@ def contents_of(
     formats = configured.get("formats", DEFAULT) if formats is None else formats
     check_formats(formats)
     check_allowed(allow, [run.result.config["task"] for run in runs])
-    comparisons = compare(runs, baseline, allow)
-    verdicts = {name: v for comparison in comparisons for name, v in judge_all(comparison).items()}
-    return Report(comparisons, verdicts, baseline, tuple(formats))
+    comparisons = [comparison.judged(judge_all(comparison)) for comparison in compare(runs, baseline, allow)]
+    return Report(comparisons, baseline, tuple(formats))
 
 
 def _configured(run: Run) -> Mapping[str, Any]:

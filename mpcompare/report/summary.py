@@ -7,7 +7,6 @@ from typing import Any
 
 from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, percent, percentiles, recorded
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.contents import Verdicts
 from mpcompare.report.remarks import environment, resumed_from
 from mpcompare.verdict.judge.verdict import Verdict
 
@@ -17,19 +16,18 @@ LONG = 16  # characters: a baseline's label from here on is "baseline" in the he
 
 @dataclass(frozen=True)
 class Row:
-    """A run, its comparison, and the verdict on it; None if it did not finish."""
+    """A run and its comparison."""
 
     comparison: Comparison
     entry: Entry
-    verdict: Verdict | None
 
     @property
     def recorded(self) -> Mapping[str, Any]:
         return self.entry.run.recorded
 
 
-def rows_of(comparison: Comparison, verdicts: Verdicts) -> list[Row]:
-    return [Row(comparison, entry, verdicts.get(entry.run.name)) for entry in comparison.entries]
+def rows_of(comparison: Comparison) -> list[Row]:
+    return [Row(comparison, entry) for entry in comparison.entries]
 
 
 def columns_of(row: Row) -> list[Column[Row]]:
@@ -154,10 +152,10 @@ _AFTER_PHASES: tuple[Column[Row], ...] = (
     Column("not_the_same", TEXT, "The fields in which the runs of the comparison differ because that was allowed.",
            lambda row: row.comparison.not_the_same or None),
     Column("verdict", TEXT, "The verdict: whether the run computes the same as its reference.",
-           lambda row: row.verdict.word if row.verdict else None,
-           heading="verdict", text=lambda row, _: signed(row.verdict), wraps=True),
+           lambda row: row.entry.verdict.word if row.entry.verdict else None,
+           heading="verdict", text=lambda row, _: signed(row.entry.verdict), wraps=True),
     Column("cause", TEXT, "The cause where the verdict is that the run differs, or cannot be compared.",
-           lambda row: (row.verdict.cause or None) if row.verdict else None),
+           lambda row: (row.entry.verdict.cause or None) if row.entry.verdict else None),
 )  # fmt: skip
 COLUMNS = (*_BEFORE_PHASES, *_AFTER_PHASES)
 # The columns of a console, the most important first: a narrow one shows the others in further tables.

@@ -1,22 +1,15 @@
-"""The verdict on each run of a comparison, and the word that is said of a run with or without one."""
+"""The verdict on each run of a comparison."""
 
 from collections.abc import Sequence
 
 from mpcompare.report.comparable import differing
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.runs import UNREADABLE, Run
+from mpcompare.report.runs import Run
 from mpcompare.verdict.judge.check import Examined, Timed
 from mpcompare.verdict.judge.verdict import Verdict, judge
 from mpcompare.verdict.judge.word import Word
 
 COLOURS = {"same": "#00664b", "differs": "#a83a00", "near": "#7a5200", "other": "0.3"}  # by ``Word.kind``
-
-
-def word(entry: Entry, verdict: Verdict | None) -> Word:
-    """Returns the verdict on a run in a word or three."""
-    if not entry.ok:
-        return Word.CANNOT_BE_READ if entry.run.result.status == UNREADABLE else Word.DID_NOT_FINISH
-    return verdict.said if verdict else Word.NOT_EXAMINED
 
 
 def judge_all(comparison: Comparison) -> dict[str, Verdict]:

@@ -224,7 +224,7 @@ def test_the_console_names_what_differs_in_forward_from_a_baseline_in_the_same_p
 
 
 def test_the_table_holds_a_row_for_each_layer_and_run(comparison, tmp_path):
-    data.dtypes_csv(Report([comparison], {}, "amp"), tmp_path)
+    data.dtypes_csv(Report([comparison], "amp"), tmp_path)
     table = pd.read_csv(tmp_path / "dtypes.csv")
     assert len(table) == 4 * len(comparison.entries[0].run.result.observed.module_dtypes)
     found = table[(table["run"] == 1) & (table["layer"] == "blocks.0.up")].iloc[0]
@@ -237,7 +237,7 @@ def test_the_figure_says_every_dtype_and_pales_what_is_the_baselines(comparison)
     rows = figure.grouped(list(runs.values()))
     assert (["blocks.0.up", "blocks.1.up"], "Linear") in rows
     assert len(rows) == 15
-    (axes,) = figure.dtypes(Report([comparison], {}, "amp")).axes
+    (axes,) = figure.dtypes(Report([comparison], "amp")).axes
     texts = [text.get_text() for text in axes.texts]
     cells = [report.layers_of(e)[layers[0]][what] for e in runs.values() for layers, _ in rows for what in figure.SHOWN]
     assert [t for t in texts if t in ("fp32", "bf16", "int64", "-")] == cells
@@ -255,7 +255,7 @@ def test_the_figure_says_every_dtype_and_pales_what_is_the_baselines(comparison)
 def test_records_without_dtypes_draw_nothing(tmp_path):
     run = Run(None, "old", result_of(), pd.DataFrame(), pd.DataFrame())
     comparison = Comparison("title", "data", entries=[Entry(run, "amp", "", run)])
-    contents = Report([comparison], {}, "amp")
+    contents = Report([comparison], "amp")
     data.dtypes_csv(contents, tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert figure.dtypes(contents) is None

@@ -20,7 +20,7 @@ LONGEST = 30  # words of a sentence
 def said(folder, verdicts=None):
     """Returns the answers on the runs in a folder by their questions, as plain text."""
     (comparison,) = compare(find_runs([folder]), "amp")
-    found = answers(comparison, verdicts or {})
+    found = answers(comparison.judged(verdicts or {}))
     for answer in found:
         for sentence in answer.sentences:
             assert len("".join(sentence).split()) <= LONGEST, "".join(sentence)
@@ -116,7 +116,7 @@ def test_the_baseline_is_said_where_it_is_the_best(tmp_path):
 def test_numbers_are_those_of_the_table(tmp_path, step_ms):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", step_ms=step_ms, blocks=[step_ms] * 8, peak_memory_bytes=1_234_567)
-    contents = Report(compare(find_runs([tmp_path]), "amp"), {}, "amp")
+    contents = Report(compare(find_runs([tmp_path]), "amp"), "amp")
     data.summary_csv(contents, tmp_path)
     row = pd.read_csv(tmp_path / "summary.csv").iloc[1]
     found = said(tmp_path)

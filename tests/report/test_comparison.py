@@ -137,7 +137,7 @@ def test_runs_of_one_backend_are_told_apart_by_the_options_that_are_not_those_of
         "amp bf16", "scratch bf16", "scratch bf16 master_params=False", "scratch bf16 loss_scale=none",
         "scratch bf16 accumulate=fp16", "scratch fp32",
     ]  # fmt: skip
-    rows = data.summary_rows(Report([comparison], {}, "amp"))
+    rows = data.summary_rows(Report([comparison], "amp"))
     variants = [row["variant"] or "" for row in rows]
     assert variants == [
         "",

@@ -49,15 +49,15 @@ def compared(*entries):
     comparison = Comparison("title", "data", entries=list(entries))
     references = {e.run.result.precision: e.run.name for e in reversed(entries)}
     verdicts = {e.run.name: Verdict(Word.SAME, reference=references[e.run.result.precision]) for e in entries}
-    return comparison, verdicts
+    return comparison.judged(verdicts)
 
 
 def test_a_line_names_the_layer_that_loses_the_most_digits_and_the_dtype_of_the_reference():
     found = {"first": RIGHT, "minus": CANCELS}
-    comparison, verdicts = compared(
+    comparison = compared(
         entry("amp", "bf16", "bf16", first=found, last=found), entry("other", "bf16", last={"minus": RIGHT})
     )
-    (line,) = digits.lines(comparison, verdicts)
+    (line,) = digits.lines(comparison)
     assert line == (
         "Net loses the most digits of bf16 in Minus minus, after training: one rounding is 12 % of its output, for it "
         "sums what is 50 times as large; amp bf16 computes it in bf16; 1 of the 2 places that were seen should stay "
@@ -66,7 +66,7 @@ def test_a_line_names_the_layer_that_loses_the_most_digits_and_the_dtype_of_the_
 
 
 def test_a_line_says_overflow_first():
-    (line,) = digits.lines(*compared(entry("amp", "fp16", first={"minus": CANCELS, "norm": SQUARES})))
+    (line,) = digits.lines(compared(entry("amp", "fp16", first={"minus": CANCELS, "norm": SQUARES})))
     assert line == (
         "Net goes beyond fp16 in Norm norm, in the first step: squares above 65504; amp fp16 computes it in fp32; "
         "2 of the 2 places that were seen should stay in fp32"
@@ -74,25 +74,25 @@ def test_a_line_says_overflow_first():
 
 
 def test_a_line_says_that_no_layer_needs_fp32():
-    (line,) = digits.lines(*compared(entry("amp", "bf16", last={"a": RIGHT, "before (output)": RIGHT})))
+    (line,) = digits.lines(compared(entry("amp", "bf16", last={"a": RIGHT, "before (output)": RIGHT})))
     assert line.endswith("; none of the 2 places that were seen loses half of its digits or overflows")
 
 
 def test_a_line_says_that_nothing_is_known():
-    lines = digits.lines(*compared(entry("fp32", "fp32", first={}), entry("scratch", "fp16", first={})))
+    lines = digits.lines(compared(entry("fp32", "fp32", first={}), entry("scratch", "fp16", first={})))
     assert lines == ["the digits that fp16 loses are not known: no run shows its layers"]
 
 
 def test_another_run_stands_for_a_reference_that_shows_no_layers():
-    comparison, verdicts = compared(entry("amp", "bf16"), entry("other", "bf16", first={"a": RIGHT}))
-    (shown,) = digits.shown(comparison, verdicts)
+    comparison = compared(entry("amp", "bf16"), entry("other", "bf16", first={"a": RIGHT}))
+    (shown,) = digits.shown(comparison)
     assert (shown.entry.label, shown.reference.label) == ("other bf16", "amp bf16")
 
 
 def test_the_file_has_a_row_for_each_place_run_and_step(tmp_path):
     found = {"first": RIGHT, "minus": CANCELS}
-    comparison, verdicts = compared(entry("amp", "bf16", first=found, last=found), entry("other", "bf16", last=found))
-    data.digits_csv(Report([comparison], verdicts, "amp"), tmp_path)
+    comparison = compared(entry("amp", "bf16", first=found, last=found), entry("other", "bf16", last=found))
+    data.digits_csv(Report([comparison], "amp"), tmp_path)
     rows = list(csv.DictReader((tmp_path / "digits.csv").open()))
     assert [(row["label"], row["step"], row["layer"]) for row in rows] == [
         (label, step, layer)
@@ -108,8 +108,8 @@ def test_the_file_has_a_row_for_each_place_run_and_step(tmp_path):
 
 def test_the_figure_marks_each_place_and_explains_those_that_need_fp32():
     found = {"first": RIGHT, "minus": CANCELS, "last": RIGHT}
-    comparison, verdicts = compared(entry("amp", "bf16", last=found))
-    figure = digits_figure(Report([comparison], verdicts, "amp"))
+    comparison = compared(entry("amp", "bf16", last=found))
+    figure = digits_figure(Report([comparison], "amp"))
     (axes,) = figure.axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["first (Linear)", "minus (Minus)", "last (Linear)"]
     marks = {
@@ -124,9 +124,9 @@ def test_the_figure_marks_each_place_and_explains_those_that_need_fp32():
 def test_the_figure_of_200_layers_shows_the_worst_and_says_how_many_are_left_out():
     found = {f"{n}": Digits("Linear", output=1e-3 + n * 1e-5) for n in range(198)}
     found = {"minus": CANCELS, **found, "norm": Digits("Linear")}
-    comparison, verdicts = compared(entry("amp", "bf16", last=found))
-    figure = digits_figure(Report([comparison], verdicts, "amp"))
-    (each,) = digits.shown(comparison, verdicts)
+    comparison = compared(entry("amp", "bf16", last=found))
+    figure = digits_figure(Report([comparison], "amp"))
+    (each,) = digits.shown(comparison)
     rows = [row.place for row in worst_rows(each)]
     assert rows == ["minus", *(f"{n}" for n in range(198 - MOST + 1, 198))]
     assert "160 others are left out" in figure.axes[0].get_title(loc="left")
@@ -134,5 +134,5 @@ def test_the_figure_of_200_layers_shows_the_worst_and_says_how_many_are_left_out
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_no_figure_where_no_layer_is_shown(precision):
-    comparison, verdicts = compared(entry("amp", precision, first={}))
-    assert digits_figure(Report([comparison], verdicts, "amp")) is None
+    comparison = compared(entry("amp", precision, first={}))
+    assert digits_figure(Report([comparison], "amp")) is None

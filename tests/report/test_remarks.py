@@ -24,7 +24,7 @@ def test_what_could_not_be_checked_is_said_once_for_those_that_are_the_same(tmp_
         "1": Verdict(Word.SAME, unchecked=unchecked), "2": Verdict(Word.SAME, unchecked=unchecked),
         "3": Verdict(Word.DIFFERS, unchecked=unchecked),
     }  # fmt: skip
-    assert remarks.unchecked(comparison, verdicts) == [
+    assert remarks.unchecked(comparison.judged(verdicts)) == [
         "scratch bf16, fused bf16: not checked: ReLU (examined as GELU), training (no noise was measured)"
     ]
 

@@ -52,7 +52,7 @@ def test_the_table_has_times_and_ratios_to_each_baseline_with_their_intervals(tm
 
 def test_what_the_environment_had_set_is_told(tmp_path, capsys):
     def show(*entries):
-        console.write(Report([Comparison("title", "data", entries=list(entries))], {}, "amp"), tmp_path)
+        console.write(Report([Comparison("title", "data", entries=list(entries))], "amp"), tmp_path)
 
     def failed(name, environment):
         result = result_of("failed", error="no", backend=name, environment=environment)

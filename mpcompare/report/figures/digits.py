@@ -23,7 +23,7 @@ PARTS = {"output": ("s", COLOURS[0]), "gradient": ("o", COLOURS[1])}
 
 def digits(report: Report) -> Figure | None:
     """Draws a panel for each precision of 16 bits; None where no run in one shows its layers."""
-    drawn = [[(each, worst_rows(each)) for each in maps.shown(c, report.verdicts)] for c in report.finished]
+    drawn = [[(each, worst_rows(each)) for each in maps.shown(c)] for c in report.finished]
     rows = [row for panels in drawn for _, chosen in panels for row in chosen]
     letters = sum(max((len(text(row)) for row in rows), default=0) for text in (_named, _said))
     height = max((sum(map(_inches, panels)) for panels in drawn), default=0.0)

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.race.intervals import Interval
 from mpcompare.report.comparison import Comparison
-from mpcompare.report.contents import Report, Verdicts
+from mpcompare.report.contents import Report
 from mpcompare.report.figures.kit import parts_of
-from mpcompare.report.verdicts import COLOURS, word
+from mpcompare.report.verdicts import COLOURS
 
 ROW, AROUND = 0.26, 0.75  # inches: height of a run, and of what stands above and below all
 WIDE = 10.4  # inches
@@ -20,23 +20,20 @@ WIDE = 10.4  # inches
 def glance(report: Report) -> Figure | None:
     """Draws a row a run, what differs first; None where no run finished."""
     most = max((len(comparison.entries) for comparison in report.finished), default=0)
-    draw = partial(_draw, verdicts=report.verdicts, most=most)
-    return parts_of(report.finished, report.finished, draw, AROUND + ROW * most, WIDE)
+    return parts_of(report.finished, report.finished, partial(_draw, most=most), AROUND + ROW * most, WIDE)
 
 
-def _draw(part: SubFigure, comparison: Comparison, verdicts: Verdicts, most: int) -> None:
-    judged = [(entry, word(entry, verdicts.get(entry.run.name))) for entry in comparison.entries]
-    judged.sort(key=lambda each: each[1].rank)
-    entries = [entry for entry, _ in judged]
+def _draw(part: SubFigure, comparison: Comparison, most: int) -> None:
+    entries = sorted(comparison.entries, key=lambda entry: entry.word.rank)
     time, memory = part.subplots(1, 2, sharey=True)
-    colours = [COLOURS[said.kind] for _, said in judged]
+    colours = [COLOURS[entry.word.kind] for entry in entries]
     _ratios(time, [entry.time_ratio for entry in entries], colours)
     _ratios(memory, [Interval(*[entry.memory_ratio] * 3) for entry in entries], colours)
     baselines = {comparison.label(entry.baseline) for entry in entries if entry.baseline}
     versus = baselines.pop() if len(baselines) == 1 else "baseline"
     time.set_xlabel(f"time of a step / {versus}'s   (line: 95 % interval)", fontsize=9)
     memory.set_xlabel(f"peak memory / {versus}'s   (smaller is better)", fontsize=9)
-    names = [f"{entry.label}: {said} {said.sign}" for entry, said in judged]
+    names = [f"{entry.label}: {entry.word} {entry.word.sign}" for entry in entries]
     time.set_yticks(range(len(entries)), names, fontsize=9)
     for text, colour in zip(time.get_yticklabels(), colours, strict=True):
         text.set_color(colour)

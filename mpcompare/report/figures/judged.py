@@ -7,14 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.contents import Report, Verdicts
+from mpcompare.report.contents import Report
 from mpcompare.report.runs import Run
 from mpcompare.report.verdicts import examined_of
 from mpcompare.verdict.findings import Findings
 from mpcompare.verdict.judge.errors import Errors
 from mpcompare.verdict.judge.trajectories import loss_difference, loss_noise
-from mpcompare.verdict.judge.verdict import Verdict
-from mpcompare.verdict.judge.word import Word
 
 Counts = Mapping[str, Sequence[int]]  # by layer or parameter: the number of zeros, and of each exponent
 Exponents = Mapping[str, Counts]  # by step, "first" and "last"
@@ -22,11 +20,10 @@ Exponents = Mapping[str, Counts]  # by step, "first" and "last"
 
 @dataclass(frozen=True)
 class Judged:
-    """A finished run, the verdict on it, and the run that it was compared with."""
+    """A finished run, and the run that it was compared with."""
 
     entry: Entry
     place: int  # among the finished ones, from 0: its colour is the same in every figure
-    verdict: Verdict
     reference: Entry | None  # None where the run was not judged; itself for a reference
 
     @property
@@ -43,8 +40,9 @@ class Judged:
 
     def limit(self, kinds: Sequence[str], place: str, tensor: str = "") -> float:
         """Returns the limit of a check of one of these kinds; NaN if the run was not checked for that."""
-        known = ((c.kind in kinds, c.place, c.tensor, c.limit) for c in self.verdict.checks)
-        return next((limit for *identity, limit in known if identity == [True, place, tensor]), math.nan)
+        checks = self.entry.verdict.checks if self.entry.verdict else []
+        alike = (c for c in checks if c.kind in kinds and (c.place, c.tensor) == (place, tensor))
+        return next((check.limit for check in alike), math.nan)
 
     @property
     def difference(self) -> np.ndarray:
@@ -110,17 +108,13 @@ class Judged:
 
 def judged(report: Report) -> list[list[Judged]]:
     """Returns the finished runs of each comparison in which any run finished."""
-    return [with_verdicts(comparison, report.verdicts) for comparison in report.finished]
+    return list(map(_judged, report.finished))
 
 
-def with_verdicts(comparison: Comparison, verdicts: Verdicts) -> list[Judged]:
-    """Returns the finished runs of a comparison."""
-    entries = {entry.run.name: entry for entry in comparison.finished}
-    runs = []
-    for place, (name, entry) in enumerate(entries.items()):
-        verdict = verdicts.get(name, Verdict(Word.NOT_COMPARABLE))
-        runs.append(Judged(entry, place, verdict, entries.get(verdict.reference or "")))
-    return runs
+def _judged(comparison: Comparison) -> list[Judged]:
+    by_name = {entry.run.name: entry for entry in comparison.finished}
+    references = [by_name.get(e.verdict.reference or "") if e.verdict else None for e in comparison.finished]
+    return [Judged(e, place, of) for place, (e, of) in enumerate(zip(comparison.finished, references, strict=True))]
 
 
 def references(runs: Sequence[Judged]) -> list[Judged]:

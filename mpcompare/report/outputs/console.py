@@ -19,7 +19,7 @@ from mpcompare.report import dtypes, inference, remarks, summary
 from mpcompare.report.answers import answers
 from mpcompare.report.columns import TEXT, Column
 from mpcompare.report.comparison import Comparison, Entry, phases_of
-from mpcompare.report.contents import Report, Verdicts
+from mpcompare.report.contents import Report
 from mpcompare.verdict.judge.word import Word
 
 PIPE = 200  # characters: a file or a pipe has no width, and is not wrapped at 80
@@ -40,20 +40,20 @@ def write(report: Report, folder: Path) -> None:
     if not console.is_terminal:
         console = Console(width=PIPE)
     for comparison in report.comparisons:
-        _show(console, comparison, report.verdicts)
+        _show(console, comparison)
     if not report.has_baseline:
         print(f"report.baseline={report.baseline} is not among the runs: compared with the first that finished")
 
 
-def _show(console: Console, comparison: Comparison, verdicts: Verdicts) -> None:
+def _show(console: Console, comparison: Comparison) -> None:
     console.print(Text(comparison.title, style="bold"))
     console.print(Text(comparison.dataset))
     if comparison.not_the_same:
         console.print(Text(comparison.not_the_same, style="bold red"))
-    for table in _runs(comparison, verdicts, console.width):
+    for table in _runs(comparison, console.width):
         console.print(table)
-    said = remarks.because(comparison, verdicts) + remarks.unchecked(comparison, verdicts)
-    _lines(console, said + remarks.resumed(comparison), soft_wrap=True)
+    said = remarks.because(comparison) + remarks.unchecked(comparison) + remarks.resumed(comparison)
+    _lines(console, said, soft_wrap=True)
     _lines(console, remarks.timing(comparison))
     _lines(console, dtypes.lines(comparison), soft_wrap=True)
     if comparison.finished:
@@ -69,7 +69,7 @@ def _show(console: Console, comparison: Comparison, verdicts: Verdicts) -> None:
         elif text := remarks.memory(entry):
             console.print(Text(text, style="yellow"), soft_wrap=True)
     answered = Table.grid(padding=(0, 2, 0, 0))
-    for answer in answers(comparison, verdicts):
+    for answer in answers(comparison):
         answered.add_row(Text(answer.question, style="bold"), Text("\n".join(answer.lines())))
     console.print(answered)
 
@@ -79,12 +79,13 @@ def _lines(console: Console, lines: list[str], soft_wrap: bool | None = None) ->
         console.print(Text(line), soft_wrap=soft_wrap)
 
 
-def _runs(comparison: Comparison, verdicts: Verdicts, width: int) -> Iterator[Table]:
+def _runs(comparison: Comparison, width: int) -> Iterator[Table]:
     """The columns that say something of these runs; ``summary.csv`` has more."""
     columns = summary.shown(comparison)
     rows: list[list[str | Text]] = []
-    for row in summary.rows_of(comparison, verdicts):
-        style = "red" if not row.entry.ok else STYLES.get(row.verdict.word, "") if row.verdict else ""
+    for row in summary.rows_of(comparison):
+        verdict = row.entry.verdict
+        style = "red" if not row.entry.ok else STYLES.get(verdict.word, "") if verdict else ""
         cells = [(column.name, summary.cell(column, row)) for column in columns]
         coloured = ("verdict",) if row.entry.ok else (*summary.NAMES, "verdict")
         rows.append([Text(cell, style=style if name in coloured else "") for name, cell in cells])

@@ -25,9 +25,7 @@ def summary_csv(report: Report, folder: Path) -> None:
 def summary_rows(report: Report) -> list[dict[str, Any]]:
     """Returns the rows of the file; a cell is None where a run that failed has no value."""
     return [
-        values(summary.columns_of(row), row)
-        for comparison in report.comparisons
-        for row in summary.rows_of(comparison, report.verdicts)
+        values(summary.columns_of(row), row) for comparison in report.comparisons for row in summary.rows_of(comparison)
     ]
 
 
@@ -39,7 +37,7 @@ def dtypes_csv(report: Report, folder: Path) -> None:
 
 def digits_csv(report: Report, folder: Path) -> None:
     """Writes the digits that layers lose in 16 bits if a run shows its layers."""
-    maps = [each for comparison in report.comparisons for each in digits.maps(comparison, report.verdicts)]
+    maps = [each for comparison in report.comparisons for each in digits.maps(comparison)]
     _write(folder / "digits.csv", [values(digits.COLUMNS, row) for each in maps for row in each.rows])
 
 

@@ -11,7 +11,6 @@ from mpcompare.report.brief import LONGEST, one_line, without_folders
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.summary import Row
-from mpcompare.report.verdicts import word as word_of
 from mpcompare.verdict.judge.word import Word
 
 LINES = 40  # of the file at most
@@ -56,7 +55,7 @@ def _answers(report: Report) -> list[str]:
     for comparison in report.comparisons:
         said = [
             f"**{answer.question}** {' '.join(answer.lines(lambda name: f'`{_code(name)}`', _spaced))}"
-            for answer in answers(comparison, report.verdicts)
+            for answer in answers(comparison)
         ]
         number = _number(report, comparison)
         each += [f"- {number}{' '.join(said)}"] if number else [f"- {line}" for line in said]
@@ -86,8 +85,8 @@ def _verdicts(report: Report) -> list[str]:
     alike: dict[tuple[int, str, str, str], list[str]] = {}
     for rows in brief.rows_of(report):
         for row in rows:
-            word, (said, rest) = word_of(row.entry, row.verdict), _said(row)
-            key = (word.place, _number(report, row.comparison), said, rest)
+            said, rest = _said(row)
+            key = (row.entry.word.place, _number(report, row.comparison), said, rest)
             alike.setdefault(key, []).append(f"`{_code(row.entry.label)}`")
     different = [
         f"- {_number(report, comparison)}**{escape(comparison.not_the_same)}**"
@@ -102,7 +101,7 @@ def _verdicts(report: Report) -> list[str]:
 
 def _said(row: Row) -> tuple[str, str]:
     """Returns the verdict in words, and what follows the label of the run."""
-    verdict = row.verdict
+    verdict = row.entry.verdict
     if not row.entry.ok:
         return escape(row.entry.run.result.status), f": {escape(row.entry.error)}"
     because = f": {escape(verdict.because, REASON)}" if verdict and verdict.because else ""
@@ -154,7 +153,7 @@ def _measured(report: Report) -> list[str]:
         machine = ", ".join(f"{key} {value}" for key, value in known.items() if value)
         machines.append(f"- {number}Measured on {escape(machine or 'no device')}; {escape(comparison.dataset)}")
         if comparison.finished:
-            timing += [f"- {number}{escape(line)}" for line in digits.lines(comparison, report.verdicts)]
+            timing += [f"- {number}{escape(line)}" for line in digits.lines(comparison)]
             timing += [f"- {number}{escape(line)}" for line in remarks.timing(comparison)]
     return machines + timing
 

@@ -51,7 +51,7 @@ def lines(report: Report) -> list[str]:
 
 def _cells(columns: Sequence[Column[Row]], row: Row) -> list[str]:
     """Returns the cells of a run, without the sign of its verdict, which LaTeX's fonts may lack."""
-    before = f"{row.verdict.said.sign} " if row.verdict else ""
+    before = f"{row.entry.verdict.said.sign} " if row.entry.verdict else ""
     named = zip(columns, brief.cells(columns, row), strict=True)
     return [cell.removeprefix(before) if column.name == "verdict" else cell for column, cell in named]
 

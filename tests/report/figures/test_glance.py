@@ -13,7 +13,7 @@ from mpcompare.verdict.judge.word import Word
 def drawn(folder):
     (comparison,) = compare(find_runs([folder]), "amp")
     verdicts = {"0": Verdict(Word.REFERENCE), "1": Verdict(Word.SAME), "2": Verdict(Word.DIFFERS, "clip")}
-    figure = glance(Report([comparison], verdicts, "amp"))
+    figure = glance(Report([comparison.judged(verdicts)], "amp"))
     figure.draw_without_rendering()
     return figure.axes
 

@@ -13,7 +13,7 @@ def test_what_was_evaluated_in_between_stands_beside_the_training_loss(tmp_path)
     write_run(tmp_path / "0", "mine", evals=[(1, 2.5, 0.25), (3, 1.5, 0.5)])
     write_run(tmp_path / "1", "amp", evals=[(3, 1.25, 0.75)])  # only after training
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    figure = loss_figure.loss(Report([comparison], {}, "amp"))
+    figure = loss_figure.loss(Report([comparison], "amp"))
     loss, accuracy, _difference = figure.axes
     (held_out,) = (line for line in loss.lines if line.get_marker() == "s" and len(line.get_xdata()))
     (curve,) = accuracy.lines
@@ -27,7 +27,7 @@ def test_what_was_evaluated_in_between_stands_beside_the_training_loss(tmp_path)
 def test_without_accuracies_in_between_there_is_no_panel_for_them(tmp_path, evals):
     write_run(tmp_path / "0", "amp", evals=evals)
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    assert [axes.get_ylabel() for axes in loss_figure.loss(Report([comparison], {}, "amp")).axes] == [
+    assert [axes.get_ylabel() for axes in loss_figure.loss(Report([comparison], "amp")).axes] == [
         "training and held-out loss" if len(evals) > 1 else "training loss", "|loss - baseline's|",
     ]  # fmt: skip
 
@@ -37,7 +37,7 @@ def test_of_many_runs_each_has_a_panel_of_its_own(tmp_path):
     for place in range(1, 24):
         write_run(tmp_path / f"{place:02}", f"b{place:02}", losses=(2.0, 1.0 + place / 100, float("nan")))
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    axes = [each for each in loss_figure.loss(Report([comparison], {}, "amp")).axes if each.axison]
+    axes = [each for each in loss_figure.loss(Report([comparison], "amp")).axes if each.axison]
     assert [each.get_title() for each in axes] == [f"b{place:02} bf16" for place in range(1, 24)]
     for place, each in enumerate(axes, start=1):
         own, lost = each.lines[-2:]

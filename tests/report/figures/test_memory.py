@@ -16,7 +16,7 @@ def test_the_memory_figure_stacks_the_model_and_what_was_measured_and_nothing_ov
     write_run(tmp_path / "2", "old", peak_memory_bytes=20_000_000, peak_memory_bytes_analytic=None)  # no model
     write_run(tmp_path / "3", "gpu", **{**MEASURED, "device": "cuda"})
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    figure = memory_figure.memory(Report([comparison], {}, "amp"))
+    figure = memory_figure.memory(Report([comparison], "amp"))
     figure.draw_without_rendering()
     (axes,) = figure.axes
     widths = {container.get_label(): [bar.get_width() for bar in container] for container in axes.containers}
@@ -47,7 +47,7 @@ def test_without_a_model_the_peak_is_stacked_by_operator(tmp_path):
     write_run(tmp_path / "0", "amp", **{**measured, "peak_memory_bytes": 3_000_000})
     write_run(tmp_path / "1", "mine", **MEASURED)
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    figure = memory_figure.memory(Report([comparison], {}, "amp"))
+    figure = memory_figure.memory(Report([comparison], "amp"))
     (axes,) = figure.axes
     widths = {container.get_label(): [bar.get_width() for bar in container] for container in axes.containers}
     assert [widths[f"aten::op{n}"] for n in range(5)] == [pytest.approx([0.7 - 0.1 * n]) for n in range(5)]

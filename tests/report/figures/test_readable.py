@@ -43,7 +43,7 @@ def test_no_figure_shows_a_folder(tmp_path):
     write_run(tmp_path / "2", "mine", options={"cache": "/home/anna/other"})
     comparisons = compare(find_runs([tmp_path]), "amp")
     assert any("/home" in entry.label for entry in comparisons[0].entries)
-    figures = [figure for draw in FIGURES.values() if (figure := draw(Report(comparisons, {}, "amp")))]
+    figures = [figure for draw in FIGURES.values() if (figure := draw(Report(comparisons, "amp")))]
     assert len(figures) > 3
     for figure in figures:
         figure.draw_without_rendering()

@@ -10,7 +10,7 @@ from mpcompare.report.runs import find_runs
 
 
 def drawn(folder):
-    return phases(Report(compare(find_runs([folder]), "amp"), {}, "amp"))
+    return phases(Report(compare(find_runs([folder]), "amp"), "amp"))
 
 
 def test_phases_are_stacked_and_a_whole_step_is_one_of_its_own(tmp_path):

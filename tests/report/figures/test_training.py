@@ -28,7 +28,7 @@ def comparison(*runs, clip_norm=None):
 
 
 def drawn(*comparisons):
-    return training(Report(comparisons, {}, "amp"))
+    return training(Report(comparisons, "amp"))
 
 
 def labels(*comparisons):

@@ -16,7 +16,7 @@ from mpcompare.report.contents import Report
 from mpcompare.report.figures import exponents as exponent_figures
 from mpcompare.report.figures import histograms
 from mpcompare.report.figures.gradient_error import gradient_error
-from mpcompare.report.figures.judged import with_verdicts
+from mpcompare.report.figures.judged import judged
 from mpcompare.report.figures.noise import noise
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.figures.update_ratio import ROUNDOFF, lost_updates, update_ratio
@@ -48,13 +48,12 @@ def runs(records):
 
 
 def reported(runs):
-    """Returns the report on the runs, and the comparison that is drawn; the fp16 runs and the bf16 runs lie mixed."""
+    """Returns the report on the runs, in one comparison; the fp16 runs and the bf16 runs lie mixed."""
     order = sorted(runs.values(), key=lambda run: run.name.split("-")[0])
     comparison = Comparison(
         "title", "data", entries=[Entry(run, run.name.replace("-", " "), "", None) for run in order]
     )
-    verdicts = judge_all(comparison)
-    return Report([comparison], verdicts, "amp"), with_verdicts(comparison, verdicts)
+    return Report([comparison.judged(judge_all(comparison))], "amp")
 
 
 def with_errors(run, **changes):
@@ -88,7 +87,7 @@ def test_dots_and_limits_are_those_of_the_records(runs):
     other = runs["other-fp16"]
     error = other.findings.replays["first"].gradients["layer2.weight"].error
     runs["other-fp16"] = with_errors(other, layer2_weight={"error": 8 * error})
-    report, _ = reported(runs)
+    report = reported(runs)
     verdicts = report.verdicts
     assert verdicts["other-fp16"].word == "differs"
     figure = gradient_error(report)
@@ -111,7 +110,7 @@ def test_dots_and_limits_are_those_of_the_records(runs):
 def test_a_gradient_that_is_0_is_not_drawn(runs):
     """The exact gradient of a bias before a norm is float64's rounding errors, and any error is large beside those."""
     runs = {name: with_errors(run, layer1_bias={"norm": 1e-17, "error": 1e-5}) for name, run in runs.items()}
-    report, _ = reported(runs)
+    report = reported(runs)
     figure = gradient_error(report)
     assert "layer1.bias" not in rows_of(figure)
     assert "not drawn, exactly 0 (1): layer1.bias" in figure.subfigs[0].legends[0].get_title().get_text()
@@ -127,7 +126,7 @@ def test_gradients_that_are_missing_or_no_numbers_are_marked(runs):
     without = with_first(other, finite=replace(other.findings.first.finite, gradients={}))
     runs["other-bf16"] = replace(without, findings=replace(without.findings, replays={}))
     runs["gone-fp16"] = replace(runs["other-fp16"], name="gone-fp16", findings=None)
-    report, _ = reported(runs)
+    report = reported(runs)
     figure = gradient_error(report)
     marked = [y for line in figure.axes[0].lines for y in line.get_ydata()]
     assert np.round(marked).tolist() == [0, 1, 2]
@@ -153,7 +152,7 @@ def rows_of(figure):
 
 def test_a_large_network_has_a_row_for_each_tensor_where_a_page_holds_them(runs):
     names = dict.fromkeys([f"blocks.{place}.weight" for place in range(30)], "Linear")
-    report, _ = reported(large(runs, names))
+    report = reported(large(runs, names))
     figure = gradient_error(report)
     assert rows_of(figure) == list(names)
     errors, ratios = figure.axes
@@ -187,7 +186,7 @@ def test_200_tensors_stand_together_by_layer_on_one_page(runs, pattern, rows):
     error = gradients[bad]
     changed = {**gradients, bad: replace(error, error=1e3 * error.error), list(names)[1]: None}
     runs["other-fp16"] = with_first(other, finite=replace(other.findings.first.finite, gradients=changed))
-    report, _ = reported(runs)
+    report = reported(runs)
     figure = gradient_error(report)
     figure.draw_without_rendering()
     assert rows_of(figure) == rows
@@ -203,7 +202,7 @@ def test_200_tensors_stand_together_by_layer_on_one_page(runs, pattern, rows):
 def test_the_band_is_the_largest_difference_of_any_two(runs):
     reference, other = runs["amp-fp16"], runs["other-fp16"]
     other.steps["loss"] += [0.0, 1e-6, math.nan, 0.0, 2e-6, 1.0]
-    report, _ = reported({run.name: run for run in (reference, other)})
+    report = reported({run.name: run for run in (reference, other)})
     (axes,) = noise(report).axes
     losses = [reference.steps["loss"], *(again.losses for again in reference.findings.noise)]
     (band,) = axes.collections
@@ -264,7 +263,7 @@ def test_the_tables_say_what_is_lost_and_overlap_nothing(runs):
     runs["amp-fp16"] = replace(
         amp, findings=replace(amp.findings, exponents={"first": first, "last": first}, layers=layers)
     )
-    report, _ = reported(runs)
+    report = reported(runs)
     figure = exponent_figures.exponents(report)
     figure.draw_without_rendering()
     panels = figure.axes[1:]
@@ -305,7 +304,7 @@ def test_the_scale_beside_the_exponents_is_that_of_finite_gradients(runs):
         for finite, scale in ((False, 8.0), (True, 4.0))
     ]
     runs["amp-fp16"] = with_first(runs["amp-fp16"], steps=steps)
-    _, found = reported({"amp-bf16": runs["amp-bf16"]})
+    (found,) = judged(reported({"amp-bf16": runs["amp-bf16"]}))
     (scaled,) = (replace(run, entry=replace(run.entry, run=runs["amp-fp16"])) for run in found)
     assert scaled.first_scale == 4.0
     assert histograms.counted([*found, scaled]) is scaled
@@ -313,7 +312,7 @@ def test_the_scale_beside_the_exponents_is_that_of_finite_gradients(runs):
 
 def test_only_figures_with_something_to_show_are_drawn(runs):
     def drawn(runs):
-        report, _ = reported(runs)
+        report = reported(runs)
         return {name for name in NAMES if FIGURES[name](report)}
 
     bare = replace(runs["amp-bf16"], findings=None)

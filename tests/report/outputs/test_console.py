@@ -28,8 +28,8 @@ def shown(tmp_path, monkeypatch, capsys, width, verdicts=None):
     """Returns the lines of the report on a console of this width, without the spaces at their ends."""
     terminal = Console(width=width, force_terminal=True, color_system=None)
     monkeypatch.setattr(console, "Console", lambda **_: terminal)
-    comparisons = compare(find_runs([tmp_path]), "amp")
-    console.write(Report(comparisons, verdicts or {}, "amp"), tmp_path)
+    comparisons = [comparison.judged(verdicts or {}) for comparison in compare(find_runs([tmp_path]), "amp")]
+    console.write(Report(comparisons, "amp"), tmp_path)
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -72,7 +72,8 @@ def test_verdicts_have_a_sign_and_a_colour_where_there_are_colours(tmp_path, mon
     write_run(tmp_path / "0", "mine")
     write_run(tmp_path / "1", "amp")
     verdicts = {"0": Verdict(Word.DIFFERS, "loss", "it is", "1"), "1": Verdict(Word.REFERENCE, reference="1")}
-    contents = Report(compare(find_runs([tmp_path]), "amp"), verdicts, "amp")
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    contents = Report([comparison.judged(verdicts)], "amp")
     for no_color in (False, True):
         file = io.StringIO()
         terminal = Console(width=120, force_terminal=True, color_system="standard", no_color=no_color, file=file)

@@ -78,7 +78,7 @@ def rendered(folder, checks=(), files=()):
     verdict = ("differs", failed.cause, failed.because) if failed else ("same", "", "")
     verdicts = {name: Verdict(Word.REFERENCE, reference=names["amp"]) for name in names.values()}
     verdicts[names.get("mine", "")] = Verdict(Word(verdict[0]), *verdict[1:], names["amp"], list(checks), ["the tail"])
-    return output.render(Report(comparisons, verdicts, "amp"), list(files))
+    return output.render(Report([each.judged(verdicts) for each in comparisons], "amp"), list(files))
 
 
 @pytest.fixture
@@ -203,8 +203,8 @@ def test_verdicts_in_words(runs):
     (comparison,) = compare(find_runs([runs]), "amp")
 
     def words(*verdict, checks=(), unchecked=()):
-        found = answers(comparison, {"0": Verdict(Word(verdict[0]), *verdict[1:], "1", list(checks), list(unchecked))})
-        answer = next(each for each in found if each.label == "mine bf16")
+        judged = Verdict(Word(verdict[0]), *verdict[1:], "1", list(checks), list(unchecked))
+        answer = next(each for each in answers(comparison.judged({"0": judged})) if each.label == "mine bf16")
         return f"{answer.label}: {answer.word}{answer.more}"
 
     assert words("same", "", "", checks=[check()]) == ("mine bf16: same as amp bf16 in 1 checks")
@@ -218,7 +218,7 @@ def test_verdicts_in_words(runs):
     assert words("not comparable", "seed", "seed is not that of 1") == (
         "mine bf16: not comparable: seed: seed is not that of 1"
     )
-    words_alone = [answer.word for answer in answers(comparison, {})]
+    words_alone = [answer.word for answer in answers(comparison)]
     assert words_alone == ["did not finish", "not examined", "not examined"]
 
 

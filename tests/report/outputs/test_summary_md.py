@@ -16,7 +16,8 @@ HOSTILE = "<script>alert('x')</script> | **b** _i_ `c` [a](http://b) ![i](x) &lt
 
 def shown(folder, verdicts=None):
     """Returns the lines of the file, and the tokens of its Markdown."""
-    lines = summary_md.lines(Report(compare(find_runs([folder]), "amp"), verdicts or {}, "amp"))
+    comparisons = [comparison.judged(verdicts or {}) for comparison in compare(find_runs([folder]), "amp")]
+    lines = summary_md.lines(Report(comparisons, "amp"))
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse("\n".join(lines))
     return lines, [each for token in tokens for each in (token, *(token.children or []))]
 
@@ -141,5 +142,5 @@ def test_many_runs_and_comparisons_take_at_most_40_lines(tmp_path):
 def test_runs_that_differ_because_that_was_allowed_are_said(tmp_path):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", lr=0.5)
-    lines = summary_md.lines(Report(compare(find_runs([tmp_path]), "amp", ["task"]), {}, "amp"))
+    lines = summary_md.lines(Report(compare(find_runs([tmp_path]), "amp", ["task"]), "amp"))
     assert "- **NOT THE SAME: task.optimizer.lr (report.allow)**" in lines

@@ -11,7 +11,7 @@ from mpcompare.verdict.judge.word import Word
 
 
 def lines(folder):
-    return summary_tex.lines(Report(compare(find_runs([folder]), "amp"), {}, "amp"))
+    return summary_tex.lines(Report(compare(find_runs([folder]), "amp"), "amp"))
 
 
 def test_the_table_is_a_tabular_with_the_rules_of_booktabs(tmp_path):
@@ -42,7 +42,8 @@ def test_comparisons_stand_below_their_titles(tmp_path):
 
 def test_a_verdict_has_no_sign_that_fonts_of_latex_lack(tmp_path):
     write_run(tmp_path / "0", "amp")
-    contents = Report(compare(find_runs([tmp_path]), "amp"), {"0": Verdict(Word.REFERENCE, reference="0")}, "amp")
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    contents = Report([comparison.judged({"0": Verdict(Word.REFERENCE, reference="0")})], "amp")
     (row,) = (line for line in summary_tex.lines(contents) if line.startswith("amp & "))
     assert row.startswith("amp & bf16 & reference & ")
 

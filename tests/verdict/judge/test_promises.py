@@ -17,6 +17,7 @@ from mpcompare.backends.torch_model import clip_gradients
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.promises import NOTHING, Promises
+from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.verdicts import judge_run
 
@@ -220,11 +221,17 @@ def test_a_promise_that_nothing_can_show_is_said_to_be_unchecked():
     assert judged.unchecked == ["declared, and nothing shows it: clips to a norm of 1e+09"]
 
 
+def reported(judged):
+    """Returns a report on one run with this verdict."""
+    entry = Entry(amp("bf16"), "the run", "", None, judged)
+    return Report([Comparison("title", "data", entries=[entry])], "amp")
+
+
 def test_strict_does_not_mind_a_difference_as_declared():
     kept = verdict(Bf16Weights)
     assert kept.word == "differs as declared"
-    assert not Report([], {"it": kept}, "amp").differs
-    assert Report([], {"it": verdict(UpdatesTwice)}, "amp").differs
+    assert not reported(kept).differs
+    assert reported(verdict(UpdatesTwice)).differs
 
 
 @pytest.mark.parametrize("wrong", [{"weights": "fp16"}, {"moments": "fp8"}, {"rounding": "up"}, {"clip_norm": 0}])

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.contents import Verdicts
 from mpcompare.verdict.judge.check import Check
 from mpcompare.verdict.judge.verdict import Verdict
 
@@ -137,9 +136,9 @@ class CheckedRun:
         return sum(not bar.check.passed for bar in self.bars)
 
 
-def checked(comparison: Comparison, verdicts: Verdicts) -> list[CheckedRun]:
+def checked(comparison: Comparison) -> list[CheckedRun]:
     """Returns the finished runs of a comparison with their checks."""
-    runs = [(entry, verdicts.get(entry.run.name)) for entry in comparison.finished]
+    runs = [(entry, entry.verdict) for entry in comparison.finished]
     return [CheckedRun(entry, verdict, bars(entry.run.name, verdict.checks)) for entry, verdict in runs if verdict]
 
 

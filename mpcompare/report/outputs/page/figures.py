@@ -47,7 +47,7 @@ def drawn(comparison: Comparison, report: Report, place: int) -> Iterator[Drawn]
     """Yields the figures of one comparison that have something to show, each with a text in its place. ``place`` is the
     number of the comparison on the page, from 0."""
     untitled = replace(comparison, title="", dataset="", not_the_same="")  # the page says these above the figures
-    alone = Report([untitled], report.verdicts, report.baseline)
+    alone = Report([untitled], report.baseline)
     labels = ", ".join(entry.label for entry in comparison.entries)
     for each in FIGURES.values():
         if figure := each(alone):

@@ -65,24 +65,24 @@ def render(report: Report, files: Sequence[str]) -> str:
 
 def _part(report: Report, place: int) -> dict[str, Any]:
     """Returns what the templates show of a comparison, by the names that they have for it."""
-    comparison, verdicts = report.comparisons[place], report.verdicts
+    comparison = report.comparisons[place]
     memory = (remarks.memory(entry) for entry in comparison.finished)
     lines = [*remarks.resumed(comparison), *remarks.timing(comparison), *filter(None, memory)]
     return {
         "comparison": comparison,
         "baselines": words.baselines(comparison),
-        "glance": words.glance(comparison, verdicts),
-        "answers": words.answers(comparison, verdicts),
-        "reading": words.reading(comparison, verdicts),
-        "runs": tables.runs(comparison, verdicts),
+        "glance": words.glance(comparison),
+        "answers": words.answers(comparison),
+        "reading": words.reading(comparison),
+        "runs": tables.runs(comparison),
         "ways": tables.ways(comparison),
         "way_lines": inference.lines(comparison),
         "figures": list(figures.drawn(comparison, report, place)) if comparison.finished and report.is_drawn else [],
-        "checked": checks.checked(comparison, verdicts),
+        "checked": checks.checked(comparison),
         "dtypes": settings.dtypes(comparison),
         "dtype_lines": dtypes.lines(comparison),
-        "digits": tables.digits(comparison, verdicts),
-        "digit_lines": digits.lines(comparison, verdicts),
+        "digits": tables.digits(comparison),
+        "digit_lines": digits.lines(comparison),
         "lines": lines,
         "measured": settings.measured(comparison),
         "configurations": settings.configurations(comparison),

@@ -9,8 +9,6 @@ from mpcompare.report import digits as maps
 from mpcompare.report import inference, summary
 from mpcompare.report.columns import Column
 from mpcompare.report.comparison import Comparison
-from mpcompare.report.contents import Verdicts
-from mpcompare.report.verdicts import word
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Table:
     kinds: Sequence[str] = ()
 
 
-def runs(comparison: Comparison, verdicts: Verdicts) -> Table:
+def runs(comparison: Comparison) -> Table:
     """Returns the table of runs: what differs comes first, and the verdict stands beside the name.
 
     A run that did not finish has its names and its status.
@@ -38,11 +36,11 @@ def runs(comparison: Comparison, verdicts: Verdicts) -> Table:
     names = (*summary.NAMES, "verdict")
     shown = summary.shown(comparison)
     columns = sorted(shown, key=lambda column: names.index(column.name) if column.name in names else len(names))
-    rows = sorted(summary.rows_of(comparison, verdicts), key=lambda row: word(row.entry, row.verdict).rank)
+    rows = sorted(summary.rows_of(comparison), key=lambda row: row.entry.word.rank)
     cells = [
         [_cell(column, row) if row.entry.ok else Cell(summary.cell(column, row)) for column in columns] for row in rows
     ]
-    return Table(columns, cells, [word(row.entry, row.verdict).kind for row in rows])
+    return Table(columns, cells, [row.entry.word.kind for row in rows])
 
 
 def ways(comparison: Comparison) -> Table:
@@ -52,9 +50,9 @@ def ways(comparison: Comparison) -> Table:
     return Table(inference.SHOWN, cells)
 
 
-def digits(comparison: Comparison, verdicts: Verdicts) -> Table:
+def digits(comparison: Comparison) -> Table:
     """Returns the table of the digits that layers lose, in each precision of 16 bits."""
-    rows = [row for each in maps.shown(comparison, verdicts) for row in each.rows]
+    rows = [row for each in maps.shown(comparison) for row in each.rows]
     return Table(maps.SHOWN, [[_cell(column, row) for column in maps.SHOWN] for row in rows])
 
 

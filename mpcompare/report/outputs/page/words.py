@@ -11,10 +11,7 @@ from markupsafe import Markup, escape
 from mpcompare.paths import DIFFERS
 from mpcompare.report import answers as questions
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.contents import Verdicts
 from mpcompare.report.outputs.page.checks import CheckedRun, bars
-from mpcompare.report.verdicts import word as word_of
-from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 
 _MARKDOWN = MarkdownIt("commonmark", {"html": False})
@@ -37,16 +34,15 @@ class VerdictWords:
         return advice(self.cause)
 
 
-def answers(comparison: Comparison, verdicts: Verdicts) -> list[VerdictWords]:
+def answers(comparison: Comparison) -> list[VerdictWords]:
     """Returns the verdicts on the runs of a comparison, what differs first."""
     labels = {entry.run.name: entry.label for entry in comparison.entries}
-    known = [(entry, verdicts.get(entry.run.name)) for entry in comparison.entries]
-    return [_answer(entry, verdict, labels) for entry, verdict in sorted(known, key=lambda each: word_of(*each).rank)]
+    return [_answer(entry, labels) for entry in sorted(comparison.entries, key=lambda entry: entry.word.rank)]
 
 
-def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> VerdictWords:
-    if not entry.ok or verdict is None:
-        return VerdictWords(entry.label, word_of(entry, verdict), f": {entry.run.result.status}: {entry.error}")
+def _answer(entry: Entry, labels: dict[str, str]) -> VerdictWords:
+    if not entry.ok or (verdict := entry.verdict) is None:
+        return VerdictWords(entry.label, entry.word, f": {entry.run.result.status}: {entry.error}")
     other = labels.get(verdict.reference or "", verdict.reference or "")
     checked = CheckedRun(entry, verdict, bars(entry.run.name, verdict.checks))
     failed, count = checked.first_failed, len(checked.bars)
@@ -85,14 +81,14 @@ def baselines(comparison: Comparison) -> str:
     return f"{count}; {are} {', '.join(labels)}: time, memory and losses are compared with {them}."
 
 
-def glance(comparison: Comparison, verdicts: Verdicts) -> list[tuple[str, Markup]]:
+def glance(comparison: Comparison) -> list[tuple[str, Markup]]:
     """Returns the three questions of a report, and their answers as HTML."""
     name = Markup("<strong>{}</strong>").format
-    lines = ((each.question, each.lines(name, escape)) for each in questions.answers(comparison, verdicts))
+    lines = ((each.question, each.lines(name, escape)) for each in questions.answers(comparison))
     return [(question, Markup("<br>\n").join(map(Markup, answer))) for question, answer in lines]
 
 
-def reading(comparison: Comparison, verdicts: Verdicts) -> list[str]:
+def reading(comparison: Comparison) -> list[str]:
     """Returns a line for each thing that a reader meets first; the example is a run that is no baseline."""
     entries = comparison.finished
     example = next((entry for entry in entries if not entry.is_baseline and entry.baseline), None)
@@ -110,10 +106,10 @@ def reading(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     else:
         said.append(f"Time: the ratio of {label} has no interval here, so it is not shown.")
     said.append(f"Memory: a step of {label} needs {memory:.2f} of {baseline}'s peak. Below 1 is smaller.")
-    if verdict := verdicts.get(example.run.name):
+    if verdict := example.verdict:
         failed = sum(not check.passed for check in verdict.checks)
         said.append(
-            f'Verdict: {label} is "{word_of(example, verdict)}": {failed} of its {len(verdict.checks)} checks failed. '
+            f'Verdict: {label} is "{example.word}": {failed} of its {len(verdict.checks)} checks failed. '
             "A check compares one number with a limit."
         )
     return said

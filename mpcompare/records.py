@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -20,20 +20,27 @@ from mpcompare.typed import WORDS
 
 FORMAT = 2  # the version of these files, from result.json on
 MONITORED = ("grad_zero", "grad_subnormal", "grad_nonfinite", "lost_updates")  # empty in steps that are not
-STEP_FIELDS = ("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms", *MONITORED)
-EVAL_FIELDS = ("step", "test_loss", "test_accuracy")
-BLOCK_FIELDS = (
-    "round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled", "cores_between_turns",
-    "read_ms", "finished", "s_between_turns", "cpu_s_between_turns", "seen_s", "longest_s", "messages_s",
-)  # fmt: skip
 STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv", "numerics.json", "result.json"
+# The columns of the tables, in their order, with the type of their cells; a cell of a float may be empty.
+COLUMNS: dict[str, dict[str, type]] = {
+    STEPS: {
+        "step": int, "warmup": bool, "loss": float, "lr": float, "loss_scale": float, "skipped": bool,
+        "grad_norm": float, "clipped": bool, "step_ms": float, **dict.fromkeys(MONITORED, float),
+    },
+    EVALS: {"step": int, "test_loss": float, "test_accuracy": float},
+    BLOCKS: {
+        "round": int, "steps": int, "step_ms": float, "wall_ms": float, "clock_mhz": float, "other_cores": float,
+        "throttle": str, "settled": bool, "cores_between_turns": float, "read_ms": float, "finished": bool,
+        "s_between_turns": float, "cpu_s_between_turns": float, "seen_s": float, "longest_s": float,
+        "messages_s": float,
+    },
+}  # fmt: skip
 MOVES = "moves.json"  # of a run with checkpoints, until it is examined
 CHECKPOINTS = "checkpoints"  # the folder of this name in that of a run
 PLANNED = "planned"  # the status of a run that no process has begun
 MACHINE = ("device_name", "host", "threads")  # keys of a result: the place where the run was
 # Keys of a result that say how far a run has come: it was examined; timed; taken from a sweep that was killed.
 EXAMINED, TIMES, WENT_ON = "module_dtypes", ("step_ms_p20", "error"), "went_on"
-_WHOLE, _FLAGS = ("step",), ("warmup", "skipped", "clipped")  # columns that hold no float
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], new: bool = False) -> None:
@@ -78,17 +85,13 @@ class RunRecorder:
         before = json.loads((folder / RESULT).read_text()) if goes_on else {}
         self._write({**before, "status": "running", **result}, new=not goes_on)
 
-    def steps(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Appends rows of ``STEP_FIELDS`` to ``steps.csv``."""
-        self._append(STEPS, STEP_FIELDS, rows)
-
-    def evaluation(self, row: dict[str, Any]) -> None:
-        """Appends a row of ``EVAL_FIELDS`` to ``evals.csv``."""
-        self._append(EVALS, EVAL_FIELDS, [row])
-
-    def block(self, row: dict[str, Any]) -> None:
-        """Appends a row of ``BLOCK_FIELDS`` to ``blocks.csv``."""
-        self._append(BLOCKS, BLOCK_FIELDS, [row])
+    def append(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
+        """Appends rows to the table ``name``, one of ``COLUMNS``."""
+        with self._writing(), (self.folder / name).open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS[name])
+            if file.tell() == 0:
+                writer.writeheader()
+            writer.writerows(rows)
 
     def keep(self, last_step: int) -> list[dict[str, Any]]:
         """Leaves the steps and evaluations up to ``last_step``, and returns those steps: a run that goes on writes the
@@ -96,13 +99,6 @@ class RunRecorder:
         with self._writing():
             _keep(self.folder / EVALS, last_step)
             return _keep(self.folder / STEPS, last_step)
-
-    def _append(self, name: str, fields: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-        with self._writing(), (self.folder / name).open("a", newline="") as file:
-            writer = csv.DictWriter(file, fields)
-            if file.tell() == 0:
-                writer.writeheader()
-            writer.writerows(rows)
 
     def moves(self, document: dict[str, Any]) -> None:
         """Writes ``moves.json``: :class:`mpcompare.verdict.judge.moves.Moves` of the steps so far."""
@@ -141,7 +137,8 @@ def _keep(path: Path, last_step: int) -> list[dict[str, Any]]:
     """Leaves the rows up to ``last_step`` in a file of steps, and returns them; a file without rows is deleted."""
     text = path.read_text() if path.exists() else ""
     reader = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())  # a row that was cut off is no row
-    rows = [row for row in map(_values, reader) if row["step"] <= last_step]
+    types = COLUMNS[path.name]
+    rows = [row for each in reader if (row := _values(each, types))["step"] <= last_step]
 
     def write(unfinished: Path) -> None:
         with unfinished.open("w", newline="") as file:
@@ -156,10 +153,10 @@ def _keep(path: Path, last_step: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _values(row: dict[str, str]) -> dict[str, Any]:
+def _values(row: dict[str, str], types: Mapping[str, type]) -> dict[str, Any]:
     """Returns a row as it was before it was written; a float is the same, bit for bit."""
     return {
-        name: int(text) if name in _WHOLE else text == "True" if name in _FLAGS else float(text) if text else None
+        name: text == "True" if types[name] is bool else types[name](text) if text else None
         for name, text in row.items()
     }
 

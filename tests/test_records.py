@@ -41,12 +41,12 @@ def test_of_runs_that_begin_in_one_folder_at_one_time_one_has_it(tmp_path):
 
 def test_what_is_written_is_read_back(tmp_path):
     recorder = RunRecorder(tmp_path, AT_START)
-    recorder.steps([row(1)])
-    recorder.steps([row(2, math.inf), row(3, math.nan)])
+    recorder.append(records.STEPS, [row(1)])
+    recorder.append(records.STEPS, [row(2, math.inf), row(3, math.nan)])
     trained = result_of(final_loss=math.nan).training
     recorder.add(status="failed", nested={"peak": [1, math.inf]}, **vars(trained))
     run = read_run(tmp_path)
-    assert list(run.steps) == list(records.STEP_FIELDS)
+    assert list(run.steps) == list(records.COLUMNS[records.STEPS])
     assert run.steps["step"].tolist() == [1, 2, 3]
     assert run.steps["warmup"].tolist() == [True, False, False]
     assert run.steps["loss"][1] == math.inf
@@ -59,14 +59,14 @@ def test_what_is_written_is_read_back(tmp_path):
 def test_every_step_is_on_disk_before_the_next(tmp_path):
     recorder = RunRecorder(tmp_path, {})
     for step in range(1, 4):
-        recorder.steps([row(step)])
+        recorder.append(records.STEPS, [row(step)])
         with (tmp_path / "steps.csv").open() as file:
             assert [int(line["step"]) for line in csv.DictReader(file)] == list(range(1, step + 1))
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "running"  # if it were killed now
 
 
 def test_a_folder_that_holds_a_run_is_refused_and_untouched(tmp_path):
-    RunRecorder(tmp_path, {"backend": "first"}).steps([row(1)])
+    RunRecorder(tmp_path, {"backend": "first"}).append(records.STEPS, [row(1)])
     for _ in range(2):
         before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
         with pytest.raises(InputError, match=r"already holds a run"):
@@ -96,14 +96,14 @@ def test_a_folder_that_vanishes_is_one_line(tmp_path):
     recorder = RunRecorder(folder, {})
     (folder / "result.json").unlink()
     folder.rmdir()
-    for call in (lambda: recorder.steps([row(1)]), lambda: recorder.add(status="ok")):
+    for call in (lambda: recorder.append(records.STEPS, [row(1)]), lambda: recorder.add(status="ok")):
         with pytest.raises(InputError, match="cannot write there \\(No such file or directory\\)"):
             call()
 
 
 def test_a_row_that_was_cut_off_is_no_row(tmp_path):
     recorder = RunRecorder(tmp_path, AT_START)
-    recorder.steps([row(1), row(2)])
+    recorder.append(records.STEPS, [row(1), row(2)])
     with (tmp_path / "steps.csv").open("a") as file:
         file.write("3,False,0.4018,1.0,False,0.")
     assert read_run(tmp_path).steps["step"].tolist() == [1, 2]

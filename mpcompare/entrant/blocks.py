@@ -23,6 +23,7 @@ from mpcompare.instruments import meter
 from mpcompare.instruments.bystanders import Bystanders, Rest
 from mpcompare.instruments.clock import percentiles, settle
 from mpcompare.race.orders import Conclude, Finish, Order, Prepare, Time, Turn
+from mpcompare.records import BLOCKS
 from mpcompare.verdict.examine import numerics
 
 
@@ -48,7 +49,7 @@ def take(entrant: Entrant) -> Pass[BlocksRecord]:
             waited = rest.stop()
             row, end = yield from _block(setup, trained, trial, order, kept=examined)
             meter.release()
-            entrant.recorder.block({**row, **waited, "settled": settle()})
+            entrant.recorder.append(BLOCKS, [{**row, **waited, "settled": settle()}])
             step_ms.append(row["step_ms"])
             unfinished += not row["finished"]
             if end:

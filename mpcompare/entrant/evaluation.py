@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mpcompare.contract import Backend
 from mpcompare.entrant.setup import Setup
 from mpcompare.instruments import fp32_products
-from mpcompare.records import RunRecorder
+from mpcompare.records import EVALS, RunRecorder
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.draws import as_examined
 from mpcompare.tasks.losses import count_of
@@ -100,5 +100,5 @@ def record_evaluation(setup: Setup, recorder: RunRecorder, step: int, backend: B
     peak over training includes the memory of evaluating.
     """
     scores = evaluate(setup.model, backend.master_params(), backend.buffers(), setup.dataset, setup.task)
-    recorder.evaluation({"step": step, **scores})
+    recorder.append(EVALS, [{"step": step, **scores}])
     return scores

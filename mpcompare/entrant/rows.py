@@ -11,7 +11,7 @@ from mpcompare.contract import Batches, Stepper
 from mpcompare.entrant.monitor import Monitor
 from mpcompare.instruments.clock import Clock
 from mpcompare.interrupt import uninterrupted
-from mpcompare.records import MONITORED, RunRecorder
+from mpcompare.records import MONITORED, STEPS, RunRecorder
 from mpcompare.tasks.draws import seed_step
 from mpcompare.verdict.examine.moves import Digest
 
@@ -59,7 +59,7 @@ class Rows:
                 numbers = _numbers(step, self.clip_norm)
                 rows.append({"step": number, "warmup": number <= self.warmup_steps, **numbers, "step_ms": ms})
             self._waiting.clear()
-            self.recorder.steps(rows)
+            self.recorder.append(STEPS, rows)
             self.written += rows
 
 

@@ -18,7 +18,7 @@ from mpcompare import records
 from mpcompare.errors import InputError
 from mpcompare.fields import PARTS, TYPES, ConfigAtLeast, Finished, Result, check_field
 from mpcompare.foreign import printable, read_bytes, read_json
-from mpcompare.records import BLOCK_FIELDS, BLOCKS, EVAL_FIELDS, EVALS, NUMERICS, RESULT, STEP_FIELDS, STEPS
+from mpcompare.records import BLOCKS, COLUMNS, EVALS, NUMERICS, RESULT, STEPS
 from mpcompare.typed import check_type, is_of, required
 from mpcompare.verdict.findings import Findings, from_document
 
@@ -37,7 +37,7 @@ class Run:
     blocks: pd.DataFrame  # ``blocks.csv``, the timed blocks; no rows if nothing was timed
     findings: Findings | None = None  # ``numerics.json``; None if the run was not examined
     # ``evals.csv``, loss and accuracy on held-out samples, by step; no rows of a run that wrote none
-    evals: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(EVAL_FIELDS)))
+    evals: pd.DataFrame = field(default_factory=lambda: no_rows(EVALS))
 
     @property
     def start(self) -> tuple[int, str] | None:
@@ -80,10 +80,7 @@ def read_run(folder: Path, name: str = "") -> Run:
         if not (folder / RESULT).exists():
             raise ValueError(f"{RESULT} is missing")
         result = result_of(read_json(folder / RESULT))
-        steps = _read(folder / STEPS, STEP_FIELDS, {"step": int, "warmup": bool, "skipped": bool, "clipped": bool})
-        of_block = {"round": int, "steps": int, "throttle": str, "settled": bool, "finished": bool}
-        blocks = _read(folder / BLOCKS, BLOCK_FIELDS, of_block)
-        evals = _read(folder / EVALS, EVAL_FIELDS, {"step": int})
+        steps, blocks, evals = (_read(folder / name) for name in (STEPS, BLOCKS, EVALS))
         examined = (folder / NUMERICS).exists()
         findings = from_document(records.numbers(read_json(folder / NUMERICS))) if examined else None
         _check_whole(result, steps, blocks)
@@ -144,19 +141,24 @@ def read_any(folder: Path, name: str = "") -> Run:
             if key in found and is_of(found[key], TYPES[key]):
                 known[key] = found[key]
     result = Result(**{"config": {"task": {}}, **known}, status=UNREADABLE, error=reason)
-    no_steps, no_blocks = (pd.DataFrame(columns=list(fields)) for fields in (STEP_FIELDS, BLOCK_FIELDS))
-    return Run(folder, name or folder.name, result, no_steps, no_blocks)
+    return Run(folder, name or folder.name, result, no_rows(STEPS), no_rows(BLOCKS))
 
 
-def _read(path: Path, fields: Sequence[str], types: dict[str, type]) -> pd.DataFrame:
-    """A file of :class:`RunRecorder`'s rows; columns that ``types`` does not name hold numbers."""
+def no_rows(name: str) -> pd.DataFrame:
+    """Returns a table of a run, such as ``steps.csv``, that holds nothing."""
+    return pd.DataFrame(columns=list(COLUMNS[name]))
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """Returns a table that a :class:`RunRecorder` has written."""
+    columns = COLUMNS[path.name]
     text = read_bytes(path).decode() if path.exists() else ""
     text = text[: text.rfind("\n") + 1]  # a row that was cut off, by a full disk say, is no row
     if not text:
-        return pd.DataFrame(columns=list(fields))
-    rows = pd.read_csv(io.StringIO(text), dtype={field: types.get(field, float) for field in fields})
-    if list(rows) != list(fields):
-        raise ValueError(f"{path.name} {_other_columns(list(map(str, rows)), fields)}")
+        return no_rows(path.name)
+    rows = pd.read_csv(io.StringIO(text), dtype=dict(columns))
+    if list(rows) != list(columns):
+        raise ValueError(f"{path.name} {_other_columns(list(map(str, rows)), list(columns))}")
     return rows
 
 

@@ -16,8 +16,8 @@ from mpcompare.entrant.evaluation import held_out_of
 from mpcompare.fields import ObservedRecord, Result, TrainingRecord
 from mpcompare.loss_scale import LossScale, auto
 from mpcompare.precision import PRECISIONS
-from mpcompare.records import BLOCK_FIELDS, finite, numbers
-from mpcompare.report.runs import Run
+from mpcompare.records import BLOCKS, finite, numbers
+from mpcompare.report.runs import Run, no_rows
 from mpcompare.tasks.data import batches
 from mpcompare.tasks.draws import seed_step
 from mpcompare.tasks.task import params_of
@@ -81,7 +81,7 @@ def examined_run(
         status="ok", backend=name, precision=candidate.precision, task="task", batch_size=task.batch_size, seed=seed,
         config={"task": {}}, training=training, observed=ObservedRecord(layers),
     )  # fmt: skip
-    return Run(Path(name), name, result, pd.DataFrame(rows), pd.DataFrame(columns=list(BLOCK_FIELDS)), findings)
+    return Run(Path(name), name, result, pd.DataFrame(rows), no_rows(BLOCKS), findings)
 
 
 def _result_of(generator: Generator[Any, Any, T]) -> T:

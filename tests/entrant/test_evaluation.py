@@ -21,7 +21,7 @@ from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.evaluation import score
 from mpcompare.errors import InputError
 from mpcompare.race.orders import Train
-from mpcompare.records import RunRecorder
+from mpcompare.records import EVALS, RunRecorder
 from mpcompare.report.runs import read_run
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.data.generated import digits
@@ -114,8 +114,8 @@ def test_evaluations_are_read_back_and_a_record_without_them_has_none(tmp_path):
     at_start |= {**dict.fromkeys(("precision", "task", "batch_size", "seed")), "backend": "amp"}
     recorder = RunRecorder(tmp_path, at_start)
     assert len(read_run(tmp_path).evals) == 0
-    recorder.evaluation({"step": 2, "test_loss": 1.5, "test_accuracy": None})
-    recorder.evaluation({"step": 4, "test_loss": float("inf"), "test_accuracy": 0.5})
+    recorder.append(EVALS, [{"step": 2, "test_loss": 1.5, "test_accuracy": None}])
+    recorder.append(EVALS, [{"step": 4, "test_loss": float("inf"), "test_accuracy": 0.5}])
     evals = read_run(tmp_path).evals
     assert evals["step"].tolist() == [2, 4]
     assert evals["test_loss"].tolist() == [1.5, float("inf")]

@@ -5,16 +5,16 @@ import math
 import pytest
 
 from mpcompare.errors import InputError
-from mpcompare.records import STEP_FIELDS
+from mpcompare.records import COLUMNS, STEPS
 from mpcompare.scalers.overflows import FINITE, OVERFLOW, of_pattern, of_run, of_thresholds
 
 
 def recorded(folder, rows):
     """Writes the steps of a run: its scale in each, and whether it was skipped."""
-    lines = [",".join(STEP_FIELDS)]
+    lines = [",".join(COLUMNS[STEPS])]
     for number, (scale, skipped) in enumerate(rows, start=1):
         values = {"step": number, "loss_scale": scale, "skipped": skipped}
-        lines.append(",".join(str(values.get(field, "")) for field in STEP_FIELDS))
+        lines.append(",".join(str(values.get(field, "")) for field in COLUMNS[STEPS]))
     (folder / "steps.csv").write_text("\n".join(lines) + "\n")
     return folder
 

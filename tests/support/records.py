@@ -8,7 +8,7 @@ from typing import Any
 
 from mpcompare.fields import PARTS, Result
 from mpcompare.race.orders import Finish
-from mpcompare.records import EVAL_FIELDS, RunRecorder
+from mpcompare.records import BLOCKS, COLUMNS, EVALS, STEPS, RunRecorder
 
 AT_START = ("task", "batch_size", "seed", "sweep")
 # Parts of a result.
@@ -51,9 +51,9 @@ def write_run(
     config = _config(at_start["batch_size"], len(losses), more)
     recorder = RunRecorder(folder, {"backend": backend, "precision": precision, **at_start, "config": config})
     if losses:
-        recorder.steps([_step(number, loss, step_ms) for number, loss in enumerate(losses, start=1)])
+        recorder.append(STEPS, [_step(number, loss, step_ms) for number, loss in enumerate(losses, start=1)])
     for row in more.pop("evals", []):
-        recorder.evaluation(dict(zip(EVAL_FIELDS, row, strict=True)))
+        recorder.append(EVALS, [dict(zip(COLUMNS[EVALS], row, strict=True))])
     if status == "failed":
         recorder.add(status=status, error="precision=fp16: no")
     if status == "ok":
@@ -108,7 +108,7 @@ def _write_blocks(recorder: RunRecorder, blocks: Sequence[float], more: dict[str
     load = {"other_cores": more.pop("other_cores", 0.0), "cores_between_turns": cores, "s_between_turns": waited_s}
     load |= {"cpu_s_between_turns": cores * waited_s, "read_ms": more.pop("read_ms", 0.0)}
     for number, ms in enumerate(blocks, start=1):
-        recorder.block({"round": number, "steps": 1, "step_ms": ms, "wall_ms": ms, **load, **DONE})
+        recorder.append(BLOCKS, [{"round": number, "steps": 1, "step_ms": ms, "wall_ms": ms, **load, **DONE}])
     return len(blocks)
 
 

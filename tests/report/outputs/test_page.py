@@ -187,11 +187,10 @@ def test_nearness_is_said_of_no_run_and_the_first_check_that_failed_decides(runs
     assert [bar.state for bar in bars("run", [tight, loose])] == ["far", "near"]
     passed = rendered(runs, [tight, loose])
     assert "nearest to its limit" not in Page(passed).words
-    entry = SimpleNamespace(run=SimpleNamespace(name="run"))
-    found = [tight, check("first", 1.5), check("second", 9.0)]
-    run = CheckedRun(entry, Verdict(Word.DIFFERS, "", "", "1", found), bars("run", found))
-    assert run.first_failed.check.name == "first"
-    assert CheckedRun(entry, run.verdict, bars("run", [tight])).first_failed is None
+    for checks, first in (([tight, check("first", 1.5), check("second", 9.0)], "first"), ([tight], None)):
+        verdict = Verdict(Word.DIFFERS, "", "", "1", checks)
+        failed = CheckedRun(SimpleNamespace(run=SimpleNamespace(name="run"), verdict=verdict)).first_failed
+        assert (failed and failed.check.name) == first
 
 
 def test_the_limit_stands_where_the_axis_is_1():

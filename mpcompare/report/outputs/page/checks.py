@@ -8,7 +8,6 @@ from functools import cached_property
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.verdict.judge.check import Check
-from mpcompare.verdict.judge.verdict import Verdict
 
 LOWEST, HIGHEST = -3, 2  # the powers of ten of value over limit between which bars end
 SHOWN = 40  # bars of a kind and run: a network of 200 tensors has thousands, which no browser draws at once
@@ -111,8 +110,10 @@ class CheckedRun:
     """A run with its checks; there are none where it was not examined."""
 
     entry: Entry
-    verdict: Verdict
-    bars: Sequence[Bar]
+
+    @cached_property
+    def bars(self) -> Sequence[Bar]:
+        return bars(self.entry.run.name, self.entry.verdict.checks if self.entry.verdict else [])
 
     @property
     def kinds(self) -> list[Kind]:
@@ -138,8 +139,7 @@ class CheckedRun:
 
 def checked(comparison: Comparison) -> list[CheckedRun]:
     """Returns the finished runs of a comparison with their checks."""
-    runs = [(entry, entry.verdict) for entry in comparison.finished]
-    return [CheckedRun(entry, verdict, bars(entry.run.name, verdict.checks)) for entry, verdict in runs if verdict]
+    return [CheckedRun(entry) for entry in comparison.finished if entry.verdict]
 
 
 def bars(run: str, checks: Sequence[Check]) -> list[Bar]:

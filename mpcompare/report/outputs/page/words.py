@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from mpcompare.paths import DIFFERS
 from mpcompare.report import answers as questions
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.outputs.page.checks import CheckedRun, bars
+from mpcompare.report.outputs.page.checks import CheckedRun
 from mpcompare.verdict.judge.word import Word
 
 _MARKDOWN = MarkdownIt("commonmark", {"html": False})
@@ -44,7 +44,7 @@ def _answer(entry: Entry, labels: dict[str, str]) -> VerdictWords:
     if not entry.ok or (verdict := entry.verdict) is None:
         return VerdictWords(entry.label, entry.word, f": {entry.run.result.status}: {entry.error}")
     other = labels.get(verdict.reference or "", verdict.reference or "")
-    checked = CheckedRun(entry, verdict, bars(entry.run.name, verdict.checks))
+    checked = CheckedRun(entry)
     failed, count = checked.first_failed, len(checked.bars)
     anchor = failed.anchor if failed else ""
     match verdict.word:

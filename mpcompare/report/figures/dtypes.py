@@ -4,16 +4,17 @@ import json
 import math
 import textwrap
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Patch, Rectangle
 
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.dtypes import classes, differing, layers_of, observed
 from mpcompare.report.figures import grouping
-from mpcompare.report.figures.kit import ON_DARK, ON_LIGHT, grid
+from mpcompare.report.figures.kit import ON_DARK, ON_LIGHT, WIDTH, parts_of
 
 SHOWN = ("weight", "input", "computes", "output", "gradient")
 # Background and text; every cell says its dtype as well.
@@ -36,22 +37,25 @@ def dtypes(report: Report) -> Figure | None:
     rows = [grouped(list(runs.values())) for runs in drawn]
     longest = max(len(_name(names, layer_class)) for each in rows for names, layer_class in each)
     beside = max(min(len(runs), BESIDE) for runs in drawn)
-    width = 0.075 * longest + CELL * beside * (len(SHOWN) + GAP) + 0.4
+    width = max(0.075 * longest + CELL * beside * (len(SHOWN) + GAP) + 0.4, WIDTH)
     bands = max(math.ceil(len(runs) / BESIDE) for runs in drawn)
     below = 0.9 + 0.15 * any(map(_together, rows))
-    figure, parts = grid(comparisons, below + bands * (HEAD + ROW * max(map(len, rows))), max(width, 6.4))
-    for part, runs, layers in zip(parts, drawn, rows, strict=True):
-        items, baseline = list(runs.items()), next((e for e in runs.values() if e.is_baseline), None)
-        for place, axes in enumerate(part.subplots(bands, 1, squeeze=False)[:, 0]):
-            _panel(axes, dict(items[BESIDE * place : BESIDE * (place + 1)]), layers, beside, baseline)
-        handles = [Patch(color=colour, label=name) for name, (colour, _) in STYLES.items()]
-        handles.append(Patch(color=OTHER[0], label="another"))
-        if baseline:
-            handles.append(Patch(facecolor=STYLES["fp32"][0], alpha=PALE, label="pale: as in the baseline"))
-        caption = _caption(runs, layers, int(15 * max(width, 6.4)))
-        part.legend(handles=handles, title=caption, loc="outside lower left", ncols=5, fontsize=8,
-                    title_fontsize=8, alignment="left", frameon=False)  # fmt: skip
-    return figure
+    height = below + bands * (HEAD + ROW * max(map(len, rows)))
+    draw = partial(_part, bands=bands, beside=beside, letters=int(15 * width))
+    return parts_of(comparisons, list(zip(drawn, rows, strict=True)), draw, height, width)
+
+
+def _part(part: SubFigure, drawn: tuple[Mapping[str, Entry], Layers], bands: int, beside: int, letters: int) -> None:
+    runs, layers = drawn
+    items, baseline = list(runs.items()), next((e for e in runs.values() if e.is_baseline), None)
+    for place, axes in enumerate(part.subplots(bands, 1, squeeze=False)[:, 0]):
+        _panel(axes, dict(items[BESIDE * place : BESIDE * (place + 1)]), layers, beside, baseline)
+    handles = [Patch(color=colour, label=name) for name, (colour, _) in STYLES.items()]
+    handles.append(Patch(color=OTHER[0], label="another"))
+    if baseline:
+        handles.append(Patch(facecolor=STYLES["fp32"][0], alpha=PALE, label="pale: as in the baseline"))
+    part.legend(handles=handles, title=_caption(runs, layers, letters), loc="outside lower left", ncols=5, fontsize=8,
+                title_fontsize=8, alignment="left", frameon=False)  # fmt: skip
 
 
 def _caption(runs: Mapping[str, Entry], rows: Layers, letters: int) -> str:

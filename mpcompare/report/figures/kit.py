@@ -61,27 +61,6 @@ def legend(part: Figure | SubFigure, handles: Sequence[Any], labels: Sequence[st
     part.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=8, handlelength=4)
 
 
-def grid(comparisons: Sequence[Comparison], height: float, width: float = WIDTH) -> tuple[Figure, list[SubFigure]]:
-    """Returns a figure and its parts, one for each comparison, three in a row.
-
-    Args:
-        height: inches of a part below its title.
-        width: inches of a part.
-    """
-    rows = math.ceil(len(comparisons) / 3)
-    in_row = math.ceil(len(comparisons) / rows)
-    texts = [(c.title, c.dataset, c.not_the_same) for c in comparisons]
-    letters = int(width * 13)
-    titles = [[line for text in paragraphs for line in textwrap.wrap(text, letters)] for paragraphs in texts]
-    height += LINE * max(map(len, titles))
-    figure = Figure(figsize=(width * in_row, height * rows), layout="constrained")
-    parts = list(figure.subfigures(rows, in_row, squeeze=False).flat)[: len(comparisons)]
-    for part, title in zip(parts, titles, strict=True):
-        if title:
-            part.suptitle("\n".join(title), fontsize=9, x=0.02, ha="left")
-    return figure, parts
-
-
 def nothing(axes: Axes, why: str) -> None:
     """Leaves a panel empty and writes into it why."""
     axes.set_axis_off()
@@ -96,18 +75,28 @@ def parts_of(
     width: float = WIDTH,
     missing: str = "",
 ) -> Figure | None:
-    """Returns a figure with a part for each comparison, as :func:`grid` lays them out; None where there is nothing to
-    draw in any.
+    """Returns a figure with a part for each comparison, three in a row; None where there is nothing to draw in any.
 
     Args:
         contents: what is drawn of each comparison; a false value for nothing.
         draw: draws it into the part.
+        height: inches of a part below its title.
+        width: inches of a part.
         missing: what the part says where there is nothing.
     """
     if not any(contents):
         return None
-    figure, parts = grid(comparisons, height, width)
-    for part, content in zip(parts, contents, strict=True):
+    rows = math.ceil(len(comparisons) / 3)
+    in_row = math.ceil(len(comparisons) / rows)
+    texts = [(c.title, c.dataset, c.not_the_same) for c in comparisons]
+    letters = int(width * 13)
+    titles = [[line for text in paragraphs for line in textwrap.wrap(text, letters)] for paragraphs in texts]
+    height += LINE * max(map(len, titles))
+    figure = Figure(figsize=(width * in_row, height * rows), layout="constrained")
+    parts = list(figure.subfigures(rows, in_row, squeeze=False).flat)[: len(comparisons)]
+    for part, title, content in zip(parts, titles, contents, strict=True):
+        if title:
+            part.suptitle("\n".join(title), fontsize=9, x=0.02, ha="left")
         if content:
             draw(part, content)
         else:
@@ -130,8 +119,8 @@ def positive(values: Iterable[float]) -> np.ndarray:
 
 def bars(
     comparisons: Sequence[Comparison], fill: Fill, inches: float = 0.5, many: float = 0.3, room: float = 1.75
-) -> Figure:
-    """Returns a figure with a panel for each comparison, the first run at the top.
+) -> Figure | None:
+    """Returns a figure with a panel for each comparison, the first run at the top; None where no run finished.
 
     Args:
         fill: draws the bars of a panel's runs, the n-th of which is at height n.
@@ -139,17 +128,19 @@ def bars(
         many: the same where there are more than MANY runs.
         room: width of the panel, the longest bar being 1: the numbers stand beside the bars.
     """
-    most = max(len(comparison.finished) for comparison in comparisons)
-    figure, parts = grid(comparisons, 1.3 + (inches if most <= MANY else many) * most)
-    for part, comparison in zip(parts, comparisons, strict=True):
-        axes, entries = part.subplots(), comparison.finished
+    every = [comparison.finished for comparison in comparisons]
+    most = max(map(len, every), default=0)
+
+    def draw(part: SubFigure, entries: Sequence[Entry]) -> None:
+        axes = part.subplots()
         fill(axes, entries)
         axes.set_yticks(range(len(entries)), [entry.label for entry in entries])
         axes.set_ylim(most - 0.4, -0.6)  # inverted; the same bar height in every panel
         axes.set_xlim(0, room * axes.dataLim.xmax)
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
-    return figure
+
+    return parts_of(comparisons, every, draw, 1.3 + (inches if most <= MANY else many) * most)
 
 
 def beside(axes: Axes, x: float, y: float, text: str) -> None:

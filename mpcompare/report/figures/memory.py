@@ -41,12 +41,10 @@ Piece = tuple[float, str, dict[str, Any]]  # width, label and style of a part of
 def memory(report: Report) -> Figure | None:
     """Draws a panel a comparison, and one legend for all below them: the kinds in their order, then what was measured.
     None where no run finished."""
-    if not report.finished:
-        return None
     operators = _operators(entry.run for comparison in report.finished for entry in comparison.finished)
-    figure = bars(report.finished, partial(_memory, operators=operators), inches=0.95, many=0.6)
     ncols = 2 if max(map(len, operators), default=0) > 16 else 3  # a legend does not wrap
-    one_legend(figure, [*KIND_COLOURS, *operators, OTHERS, ALLOCATED, OUTSIDE, RESIDENT], ncols)
+    if figure := bars(report.finished, partial(_memory, operators=operators), inches=0.95, many=0.6):
+        one_legend(figure, [*KIND_COLOURS, *operators, OTHERS, ALLOCATED, OUTSIDE, RESIDENT], ncols)
     return figure
 
 

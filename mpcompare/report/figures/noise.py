@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.judged import Judged, compared, judged, references
-from mpcompare.report.figures.kit import at_the_top, colour, grid, line, marker, nothing, positive
+from mpcompare.report.figures.kit import at_the_top, colour, line, marker, parts_of, positive
 from mpcompare.verdict.judge.run import LOSS
 from mpcompare.verdict.judge.trajectories import steps_of_both
 
@@ -19,22 +19,19 @@ from mpcompare.verdict.judge.trajectories import steps_of_both
 def noise(report: Report) -> Figure | None:
     """Draws the differences of losses before a band: how far correct runs are from each other. A panel a reference, of
     those that have a band or were compared with. None where there is neither a band nor a run to compare."""
-    comparisons = judged(report)
-    every = [run for runs in comparisons for run in runs]
-    if not any(run.noise is not None or (run.reference and not run.is_reference) for run in every):
-        return None
-    panels = [[r for r in references(runs) if r.noise is not None or compared(r, runs)] for runs in comparisons]
-    figure, parts = grid(report.finished, 1.0 + 3.2 * max(1, *map(len, panels)))
-    for part, runs, drawn in zip(parts, comparisons, panels, strict=True):
-        rows = part.subplots(max(len(drawn), 1), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, reference in zip(rows, drawn, strict=False):
-            _panel(axes, reference, compared(reference, runs))
-            axes.set_ylabel("|training loss - reference's|" if len(drawn) < 3 else "|loss - reference's|")
-        if not drawn:
-            nothing(rows[0], "nothing to compare with")
-        rows[-1].set_xlabel("step   (gap: no difference; triangle: a loss is inf or NaN)")
-        rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    return figure
+    every = [[(r, compared(r, runs)) for r in references(runs)] for runs in judged(report)]
+    drawn = [[(r, others) for r, others in panels if r.noise is not None or others] for panels in every]
+    height = 1.0 + 3.2 * max(map(len, drawn), default=0)
+    return parts_of(report.finished, drawn, _part, height, missing="nothing to compare with")
+
+
+def _part(part: SubFigure, panels: Sequence[tuple[Judged, Sequence[Judged]]]) -> None:
+    rows = part.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (reference, others) in zip(rows, panels, strict=True):
+        _panel(axes, reference, others)
+        axes.set_ylabel("|training loss - reference's|" if len(panels) < 3 else "|loss - reference's|")
+    rows[-1].set_xlabel("step   (gap: no difference; triangle: a loss is inf or NaN)")
+    rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
 def _panel(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:

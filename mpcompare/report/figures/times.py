@@ -21,7 +21,7 @@ LABELLED = 0.12  # share of the longest bar: a shorter piece has no room for its
 
 def step_time(report: Report) -> Figure | None:
     """Draws a bar a run; None where no run finished."""
-    return bars(report.finished, _step_time, room=2.2) if report.finished else None
+    return bars(report.finished, _step_time, room=2.2)
 
 
 def _step_time(axes: Axes, entries: Sequence[Entry]) -> None:
@@ -44,10 +44,8 @@ def _ratio(entry: Entry) -> str:
 
 def phases(report: Report) -> Figure | None:
     """Draws a panel a comparison, and one legend for all below them; None where no run finished."""
-    if not report.finished:
-        return None
-    figure = bars(report.finished, _phases, room=1.5)
-    one_legend(figure, list(COLOURS), ncols=6)
+    if figure := bars(report.finished, _phases, room=1.5):
+        one_legend(figure, list(COLOURS), ncols=6)
     return figure
 
 

@@ -19,7 +19,7 @@ from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.kit import colour, dashes
 from mpcompare.report.outputs import summary_md
-from mpcompare.report.outputs.page import checks, figures, settings, tables, words
+from mpcompare.report.outputs.page import checks, figures, tables, words
 
 PACKAGE = "mpcompare.report.outputs.page"
 NAME = "index.html"
@@ -79,14 +79,14 @@ def _part(report: Report, place: int) -> dict[str, Any]:
         "way_lines": inference.lines(comparison),
         "figures": list(figures.drawn(comparison, report, place)) if comparison.finished and report.is_drawn else [],
         "checked": checks.checked(comparison),
-        "dtypes": settings.dtypes(comparison),
+        "dtypes": tables.dtypes(comparison),
         "dtype_lines": dtypes.lines(comparison),
         "digits": tables.digits(comparison),
         "digit_lines": digits.lines(comparison),
         "lines": lines,
-        "measured": settings.measured(comparison),
-        "configurations": settings.configurations(comparison),
-        "versions": settings.versions(comparison),
+        "measured": tables.measured(comparison),
+        "configurations": tables.configurations(comparison),
+        "versions": tables.versions(comparison),
     }
 
 

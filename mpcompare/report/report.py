@@ -14,8 +14,9 @@ from mpcompare.report.brief import one_line
 from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
+from mpcompare.report.figures import registry
 from mpcompare.report.formats import DEFAULT, check_formats
-from mpcompare.report.outputs import console, data, figures, summary_md, summary_tex
+from mpcompare.report.outputs import console, data, summary_md, summary_tex
 from mpcompare.report.outputs.page import output as page
 from mpcompare.report.runs import UNREADABLE, Run, find_runs
 from mpcompare.report.verdicts import judge_all
@@ -33,7 +34,7 @@ OUTPUTS: Mapping[str, Output] = {
     "summary_md": summary_md.write,
     "summary_tex": summary_tex.write,
     "verdict_json": data.verdict_json,
-    "figures": figures.write,
+    "figures": registry.write,
     "dtypes_csv": data.dtypes_csv,
     "digits_csv": data.digits_csv,
     "inference_csv": data.inference_csv,

@@ -1,4 +1,5 @@
-"""The list of all figures, each with its title and a sentence that says how to read it.
+"""The list of all figures, each with its title and a sentence that says how to read it; and their files, in each of the
+formats that were asked for.
 
 A figure fails by itself: in the place of one that cannot be drawn stands one that says why.
 """
@@ -6,10 +7,15 @@ A figure fails by itself: in the place of one that cannot be drawn stands one th
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from mpcompare.records import write_atomically
+from mpcompare.report import formats
 from mpcompare.report.brief import one_line, without_folders
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
@@ -28,6 +34,9 @@ from mpcompare.report.figures.training import training
 from mpcompare.report.figures.update_ratio import update_ratio
 
 T = TypeVar("T")
+DPI = 150
+# Files of the same figure are equal: they have no date, and SVG files the same names inside.
+NO_DATE: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 log = logging.getLogger(__name__)
 
@@ -122,3 +131,19 @@ _FIGURES = (
                  "the digits of the precision, and the text beside it says why."),
 )  # fmt: skip
 FIGURES: Mapping[str, ReportFigure] = {each.name: each for each in _FIGURES}  # by the names of their files
+
+
+def write(report: Report, folder: Path) -> None:
+    """Writes each figure that has something to show."""
+    wanted = [each for each in formats.FIGURES if each in report.formats and report.is_drawn]
+    for drawing in FIGURES.values() if wanted else ():
+        if figure := drawing(report):
+            figure.suptitle(drawing.title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+            for each in wanted:
+                drawing.rendered(figure, partial(_save, path=folder / f"{drawing.name}.{each}"))
+
+
+def _save(figure: Figure, path: Path) -> None:
+    metadata = NO_DATE.get(path.suffix[1:])
+    with rc_context({"svg.hashsalt": "mpcompare", "pdf.fonttype": 42}):  # publishers refuse fonts of type 3
+        write_atomically(path, lambda unfinished: figure.savefig(unfinished, dpi=DPI, metadata=metadata))

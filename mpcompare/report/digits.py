@@ -56,11 +56,6 @@ class DigitsRow:
         return self.place.replace("before (output)", "before the output") or "(model)"
 
     @property
-    def titled(self) -> str:
-        """The name behind the class of the layer: many names are numbers."""
-        return f"{self.digits.kind} {self.name}".strip()
-
-    @property
     def advice(self) -> str:
         return judge.advice(self.digits, self.map.precision)
 
@@ -134,7 +129,8 @@ def _line(each: Map) -> str:
     rows = sorted(each.rows, key=lambda row: row.rank, reverse=True)
     (worst, *_), advised = rows, sum(bool(row.advice) for row in rows)
     verb = "goes beyond" if worst.overflows else "loses the most digits of"
-    where = worst.name if worst.name.startswith("before ") else f"in {worst.titled}"
+    name = worst.name  # behind the class of the layer, for many names are numbers
+    where = name if name.startswith("before ") else " ".join(filter(None, ("in", worst.digits.kind, name)))
     model = each.entry.run.result.config["task"].get("model")
     target = model.get("_target_") if isinstance(model, Mapping) else None
     network = target.rpartition(".")[2] if isinstance(target, str) else "the network"

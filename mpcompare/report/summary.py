@@ -8,7 +8,6 @@ from typing import Any
 from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, percent, percentiles, recorded
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.remarks import environment, resumed_from
-from mpcompare.verdict.judge.verdict import Verdict
 
 NAMES = ("backend", "precision", "variant")  # the columns of a run that did not finish
 LONG = 16  # characters: a baseline's label from here on is "baseline" in the headings
@@ -51,11 +50,6 @@ def cell(column: Column[Row], row: Row) -> str:
     if column.name == "verdict":
         return row.entry.run.result.status
     return column.cell(row) if column.name in NAMES else ""
-
-
-def signed(verdict: Verdict | None) -> str:
-    """Returns a verdict in words behind its sign."""
-    return f"{verdict.said.sign} {verdict}" if verdict else ""
 
 
 def _phase(name: str) -> Column[Row]:
@@ -153,7 +147,8 @@ _AFTER_PHASES: tuple[Column[Row], ...] = (
            lambda row: row.comparison.not_the_same or None),
     Column("verdict", TEXT, "The verdict: whether the run computes the same as its reference.",
            lambda row: row.entry.verdict.word if row.entry.verdict else None,
-           heading="verdict", text=lambda row, _: signed(row.entry.verdict), wraps=True),
+           heading="verdict", wraps=True,
+           text=lambda row, word: f"{row.entry.word.sign} {row.entry.verdict}" if word else ""),
     Column("cause", TEXT, "The cause where the verdict is that the run differs, or cannot be compared.",
            lambda row: (row.entry.verdict.cause or None) if row.entry.verdict else None),
 )  # fmt: skip

@@ -3,7 +3,7 @@ module is imported."""
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 
 from omegaconf import DictConfig
@@ -19,22 +19,16 @@ from mpcompare.verdict.examine.exact_values import Problem, of_network
 log = logging.getLogger(__name__)
 
 
-@contextmanager
-def process_of_job(cfg: DictConfig) -> Iterator[CleanProcess | None]:
+def process_of_job(cfg: DictConfig) -> AbstractContextManager[CleanProcess | None]:
     """Starts the process of one job; yields None where the job is not examined, or no process can be started."""
-    clean = None
     try:
         if cfg.verdict.get("enabled") is True:
             import torch._dynamo  # noqa: F401 - torch's optimizers import it in their first step: here once for both
 
-            clean = CleanProcess(partial(make_problem, cfg), _with_memory)
+            return closing(CleanProcess(partial(make_problem, cfg), _with_memory))
     except OSError as error:
         log.warning(f"the oracle is computed in the process of the backend ({error})")
-    try:
-        yield clean
-    finally:
-        if clean is not None:
-            clean.close()
+    return nullcontext()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,31 +18,6 @@ from mpcompare.paths import cache_dir
 from mpcompare.records import write_json
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-
-
-class Compiled:
-    """The files of one cache, which one sweep at a time uses."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.list = folder, folder.with_suffix(".json")
-
-    def forget(self) -> None:
-        """Deletes the files that do not count."""
-        counting = {}
-        with suppress(OSError, ValueError):
-            counting = json.loads(self.list.read_text())
-        for name, size in self._sizes().items():
-            if counting.get(name) != size:
-                (self.folder / name).unlink(missing_ok=True)
-
-    def keep(self) -> None:
-        """Lets all files count that are there."""
-        write_json(self.list, self._sizes())
-
-    def _sizes(self) -> dict[str, int]:
-        """Returns the bytes of each file, by its path in the cache."""
-        files = (path for path in self.folder.rglob("*") if path.is_file())
-        return {str(path.relative_to(self.folder)): path.stat().st_size for path in files}
 
 
 @contextmanager
@@ -59,15 +35,31 @@ def compiled(within: Path | None = None) -> Iterator[Callable[[], None]]:
         return
     with ExitStack() as until_the_end:
         try:
-            cache = Compiled(cache_dir() / "compiled")
-            cache.folder.mkdir(parents=True, exist_ok=True)
-            lock = until_the_end.enter_context(cache.folder.with_suffix(".lock").open("w"))
+            cache = cache_dir() / "compiled"
+            cache.mkdir(parents=True, exist_ok=True)
+            lock = until_the_end.enter_context(cache.with_suffix(".lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            cache.forget()
+            _forget(cache)
         except OSError:
-            cache = Compiled(Path(until_the_end.enter_context(TemporaryDirectory(dir=within))) / "compiled")
-        os.environ[VARIABLE] = str(cache.folder)
+            cache = Path(until_the_end.enter_context(TemporaryDirectory(dir=within))) / "compiled"
+        os.environ[VARIABLE] = str(cache)
         until_the_end.callback(os.environ.pop, VARIABLE, None)
-        yield cache.forget
+        yield partial(_forget, cache)
         with suppress(OSError):
-            cache.keep()
+            write_json(cache.with_suffix(".json"), _sizes(cache))
+
+
+def _forget(cache: Path) -> None:
+    """Deletes the files of a cache that do not count."""
+    counting = {}
+    with suppress(OSError, ValueError):
+        counting = json.loads(cache.with_suffix(".json").read_text())
+    for name, size in _sizes(cache).items():
+        if counting.get(name) != size:
+            (cache / name).unlink(missing_ok=True)
+
+
+def _sizes(cache: Path) -> dict[str, int]:
+    """Returns the bytes of each file, by its path in the cache."""
+    files = (path for path in cache.rglob("*") if path.is_file())
+    return {str(path.relative_to(cache)): path.stat().st_size for path in files}

@@ -1,8 +1,8 @@
 """Texts of figures, shown as they are: a ``$`` in a name is a dollar, and no formula. Powers are characters, too."""
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from matplotlib import rc_context
@@ -18,11 +18,9 @@ def power(base: int, exponent: float) -> str:
     return f"{base}{f'{exponent:.0f}'.translate(_RAISED)}"
 
 
-@contextmanager
-def as_they_are() -> Iterator[None]:
+def as_they_are() -> AbstractContextManager[None]:
     """Lets no text that is made in the block be read as a formula."""
-    with rc_context({"text.parse_math": False}):
-        yield
+    return rc_context({"text.parse_math": False})
 
 
 def without_formulas(figure: Figure) -> None:

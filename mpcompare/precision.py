@@ -11,7 +11,6 @@ Master weights, sums of products and the loss are fp32 in all of them. To add a 
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from mpcompare.errors import InputError, check_choice
 
@@ -94,21 +93,13 @@ PRECISIONS = {
 }
 
 
-class Device(Protocol):
-    """The part of a ``torch.device`` that is asked for here."""
-
-    @property
-    def type(self) -> str:
-        """``cpu`` or ``cuda``."""
-
-
-def preferred(device: Device) -> Precision:
+def preferred(device_type: str) -> Precision:
     """Returns the precision that ``auto`` stands for: fp16 on CUDA; bf16 on a CPU, where torch's fp16 product is 100
     times slower."""
-    return PRECISIONS["fp16" if device.type == "cuda" else "bf16"]
+    return PRECISIONS["fp16" if device_type == "cuda" else "bf16"]
 
 
-def resolve_precision(precision: str, accepted: tuple[str, ...], device: Device, backend: str) -> str:
+def resolve_precision(precision: str, accepted: tuple[str, ...], device_type: str, backend: str) -> str:
     """Returns the name of the precision that a backend is to train in. Raises InputError for an unknown precision, one
     that this backend does not do, and TF32 without a CUDA device.
 
@@ -119,10 +110,10 @@ def resolve_precision(precision: str, accepted: tuple[str, ...], device: Device,
     """
     check_choice("precision", precision, ("auto", *PRECISIONS))
     if precision == "auto":
-        name = preferred(device).name
+        name = preferred(device_type).name
         return name if name in accepted else accepted[0]
     if precision not in accepted:
         raise InputError("precision", precision, f"backend={backend} accepts one of auto, {', '.join(accepted)}")
-    if PRECISIONS[precision].uses_tf32 and device.type != "cuda":
-        raise InputError("precision", precision, f"needs a CUDA device, this run is on {device.type}")
+    if PRECISIONS[precision].uses_tf32 and device_type != "cuda":
+        raise InputError("precision", precision, f"needs a CUDA device, this run is on {device_type}")
     return precision

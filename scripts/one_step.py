@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=8192)
     args = parser.parse_args()
     device = machine.select_device(args.device)
-    precision = resolve_precision(args.precision, tuple(PRECISIONS), device, args.backend)
+    precision = resolve_precision(args.precision, tuple(PRECISIONS), device.type, args.backend)
     task = mnist_mlp(args.batch, args.hidden)
     backend = make_backend(args.backend, precision, task.new_model(0, device), task, graph=False)
     stepper = Stepper(backend, task.new_rates())

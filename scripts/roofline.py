@@ -188,7 +188,7 @@ def main() -> None:
     args = parser.parse_args()
 
     device = machine.select_device(args.device)
-    precision = resolve_precision(args.precision, DTYPES, device, "any")
+    precision = resolve_precision(args.precision, DTYPES, device.type, "any")
     on_gpu = device.type == "cuda"
     ops.load(device.type)
     roof = ceilings(device, args.size or (8192 if on_gpu else 2048), args.megabytes or (4096 if on_gpu else 256))

@@ -88,7 +88,7 @@ def ways(precision: str, device: torch.device) -> dict[str, Callable[[nn.Module]
         precision: that of the run, resolved.
     """
     trained = PRECISIONS[precision]
-    bits = (trained if trained.is_16_bit else preferred(device)).storage
+    bits = (trained if trained.is_16_bit else preferred(device.type)).storage
     makers: dict[str, Callable[[nn.Module], Way]] = {
         f"autocast {bits.name}": partial(autocast, dtype=torch_dtype(bits)),
         f"{bits.name} weights": partial(cast_weights, dtype=torch_dtype(bits)),

@@ -75,7 +75,7 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
     """
     machine.set_deterministic(plan.train.deterministic)
     device = machine.select_device(plan.device)
-    precision = resolve_precision(plan.precision, plan.make_backend.PRECISIONS, device, plan.backend)
+    precision = resolve_precision(plan.precision, plan.make_backend.PRECISIONS, device.type, plan.backend)
     loss_scale = plan.loss_scale(precision) if callable(plan.loss_scale) else plan.loss_scale
     uses_tf32 = PRECISIONS[precision].uses_tf32
     fp32_products.set_tf32(uses_tf32)

@@ -47,7 +47,7 @@ def check_backend(
         raise BrokenContract(name, broken)
     where = machine.select_device(device)
     if precision is not None:
-        precision = resolve_precision(precision, backend_class.PRECISIONS, where, name)
+        precision = resolve_precision(precision, backend_class.PRECISIONS, where.type, name)
     checked = Checked()
     candidates_of: dict[str, list[str]] = {}
     for task_name, (task, dataset) in (small_tasks() if tasks is None else tasks).items():

@@ -306,12 +306,11 @@ def test_training_learns_a_batch_by_heart(device, name, precision):
 
 
 def test_auto_precision_is_fp16_on_cuda_and_bf16_on_a_cpu():
-    cuda = torch.device("cuda")
-    assert resolve_precision("auto", BACKENDS["scratch"].PRECISIONS, cuda, "scratch") == "fp16"
-    assert resolve_precision("auto", BACKENDS["scratch"].PRECISIONS, CPU, "scratch") == "bf16"
-    assert resolve_precision("auto", BACKENDS["fp32"].PRECISIONS, cuda, "fp32") == "fp32"
-    assert resolve_precision("tf32", BACKENDS["scratch"].PRECISIONS, cuda, "scratch") == "tf32"
-    for device in (cuda, CPU):  # on a CPU it is the constructor that says no, for a row of the table
+    assert resolve_precision("auto", BACKENDS["scratch"].PRECISIONS, "cuda", "scratch") == "fp16"
+    assert resolve_precision("auto", BACKENDS["scratch"].PRECISIONS, "cpu", "scratch") == "bf16"
+    assert resolve_precision("auto", BACKENDS["fp32"].PRECISIONS, "cuda", "fp32") == "fp32"
+    assert resolve_precision("tf32", BACKENDS["scratch"].PRECISIONS, "cuda", "scratch") == "tf32"
+    for device in ("cuda", "cpu"):  # on a CPU it is the constructor that says no, for a row of the table
         assert resolve_precision("auto", BACKENDS["tf32"].PRECISIONS, device, "tf32") == "tf32"
 
 
@@ -328,7 +327,7 @@ def test_auto_precision_is_fp16_on_cuda_and_bf16_on_a_cpu():
 )
 def test_a_precision_that_cannot_be_had_is_named(precision, name, message):
     with pytest.raises(InputError, match=message):
-        resolve_precision(precision, BACKENDS[name].PRECISIONS, CPU, name)
+        resolve_precision(precision, BACKENDS[name].PRECISIONS, "cpu", name)
 
 
 @pytest.mark.parametrize(

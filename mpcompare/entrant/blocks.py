@@ -36,7 +36,7 @@ def take(entrant: Entrant) -> Pass[BlocksRecord]:
     setup, trial, examined = entrant.setup, entrant.trial, entrant.plan.verdict.enabled
     trained = replace(entrant.trained, updates=0)
     if examined:  # it has taken a step more in its examination, and goes on from here with a timed block
-        trained = replace(trained, read=entrant.shared.aside(entrant.stepper.backend.state_dict()))
+        trained = replace(trained, state=entrant.shared.aside(entrant.stepper.backend.state_dict()))
     settle()
     step_ms: list[float] = []
     unfinished = 0  # blocks whose weights went on changing after the clock had stopped
@@ -62,7 +62,7 @@ def take(entrant: Entrant) -> Pass[BlocksRecord]:
         return part
     stepper = Stepper(entrant.stepper.backend, setup.task.new_rates(trained.updates))
     del entrant.stepper
-    return _compared(part, setup, stepper, trained.state, ends[order.compared], (trial.untimed, trial.steps))
+    return _compared(part, setup, stepper, trained.state(), ends[order.compared], (trial.untimed, trial.steps))
 
 
 def _block(

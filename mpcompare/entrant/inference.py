@@ -104,7 +104,7 @@ def take(entrant: Entrant) -> Fields:
     plan, trained = entrant.plan.inference, entrant.trained
     if not plan.enabled:
         return {}
-    return {"inference": measure_inference(entrant.setup, trained.state, trained.scores, plan, entrant.shared)}
+    return {"inference": measure_inference(entrant.setup, trained.state(), trained.scores, plan, entrant.shared)}
 
 
 def measure_inference(setup: Setup, state: State, scores: Scores, plan: Inference, shared: Shared) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def take_as_it_is(entrant: Entrant) -> Fields:
     entrant.stepper = start.new_stepper()
     entrant.trained = Trained(
         rows=start.before.rows,
-        read=partial(cast, State, start.checkpoint.state),
+        state=partial(cast, State, start.checkpoint.state),
         updates=start.checkpoint.updates,
         scores={"test_loss": result["test_loss"], "test_accuracy": result["test_accuracy"]},
         moved={},

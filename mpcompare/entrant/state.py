@@ -94,16 +94,11 @@ class Trained:
     """The end of training."""
 
     rows: list[dict[str, Any]]  # those of ``steps.csv``, from the first step of the run on
-    read: Callable[[], State]  # returns a copy of the backend's state, the same one each time; nobody writes into it
+    state: Callable[[], State]  # returns a copy of the backend's state, the same one each time; nobody writes into it
     updates: int  # the number of updates that led to it
     scores: Scores  # loss and accuracy on the held-out samples
     moved: dict[str, Any]  # the sketch (``verdict/examine/numerics.py``) of how far each parameter was moved
     moves: Moves | None = None  # how far each step moved some of their elements; None where the backend is not examined
-
-    @property
-    def state(self) -> State:
-        """The backend's state."""
-        return self.read()
 
 
 @dataclass(frozen=True)

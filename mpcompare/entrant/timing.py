@@ -51,7 +51,7 @@ def fresh(setup: Setup, trained: Trained) -> Stepper:
     runs, so that blocks of one layout agree with each other and not with the next run's. Laid out anew, each block is
     an independent draw, and the interval holds that too (Curtsinger and Berger, "Stabilizer", ASPLOS 2013).
     """
-    return setup.stepper_at(trained.state, trained.updates)
+    return setup.stepper_at(trained.state(), trained.updates)
 
 
 def untimed_steps(steps: int, backend: Any) -> int:

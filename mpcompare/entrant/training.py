@@ -58,7 +58,7 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
     scores = record_evaluation(setup, recorder, steps[-1]["step"], backend)
     entrant.trained = Trained(
         rows=steps,
-        read=entrant.shared.aside(backend.state_dict()),
+        state=entrant.shared.aside(backend.state_dict()),
         updates=int(stepper.rates.updates),
         scores=scores,
         moved=numerics.sketch_of_change(start.params, backend.master_params()),

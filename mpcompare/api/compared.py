@@ -11,12 +11,11 @@ from matplotlib.figure import Figure
 
 from mpcompare.errors import InputError
 from mpcompare.report import brief
-from mpcompare.report.comparison import Entry
+from mpcompare.report.comparison import Entry, Row
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs import data, summary_md
 from mpcompare.report.report import contents_of
-from mpcompare.report.summary import Row
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 

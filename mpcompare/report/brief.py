@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from mpcompare.report import summary
 from mpcompare.report.columns import Column
+from mpcompare.report.comparison import Row
 from mpcompare.report.contents import Report
-from mpcompare.report.summary import Row
 
 _NAME = r"[^\s\\/,;:()\"']+"
 # The folders of an absolute path: it begins at home or at a drive, or at the root with a folder at least.

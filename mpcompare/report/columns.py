@@ -44,6 +44,14 @@ def recorded(name: str, unit: str, meaning: str, **shown: Any) -> Column[Any]:
     return Column(name, unit, meaning, lambda row: row.recorded.get(name), **shown)
 
 
+# The columns that say of which run a row is, for rows that have its ``comparison`` and its ``entry``.
+OF_RUN: tuple[Column[Any], ...] = (
+    Column("comparison", TEXT, "The title of the comparison.", lambda row: row.comparison.title),
+    Column("run", TEXT, "The folder of the run.", lambda row: row.entry.run.name),
+    Column("label", TEXT, "The label of the run in its comparison.", lambda row: row.entry.label, heading="run"),
+)
+
+
 def number(spec: str, per: float = 1.0) -> Callable[[object, Any], str]:
     """Returns a :attr:`Column.text` that formats values, divided by ``per``; ``-`` for None.
 

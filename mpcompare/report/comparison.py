@@ -137,6 +137,19 @@ class Comparison:
         return replace(self, entries=[replace(entry, verdict=verdicts.get(entry.run.name)) for entry in self.entries])
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: a run, and its comparison."""
+
+    comparison: Comparison
+    entry: Entry
+
+    @property
+    def recorded(self) -> Mapping[str, Any]:
+        """The fields of the record that the row shows."""
+        return self.entry.run.recorded
+
+
 def compare(runs: Sequence[Run], baseline: str, allow: Sequence[str] = ()) -> list[Comparison]:
     """Sorts ``runs`` into comparisons and finds each run's baseline. Raises InputError where the runs differ in fields
     that are not in ``allow``.

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.report.columns import TEXT, Column, named, number
-from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.columns import OF_RUN, TEXT, Column, named, number
+from mpcompare.report.comparison import Comparison, Entry, Row
 from mpcompare.report.dtypes import layers_of
 from mpcompare.verdict.judge import digits as judge
 from mpcompare.verdict.judge.digits import Digits
@@ -19,12 +19,10 @@ STEPS = ("last", "first")  # the replays that are of a training step, the one th
 
 
 @dataclass(frozen=True)
-class Map:
+class Map(Row):
     """The digits that each place of a network loses in a step of a run; ``reference`` is the run that others are
     compared with, whose dtypes stand beside its own."""
 
-    comparison: Comparison
-    entry: Entry
     reference: Entry
     step: str
     digits: Mapping[str, Digits]
@@ -40,11 +38,11 @@ class Map:
     @property
     def rows(self) -> list["DigitsRow"]:
         """In the order of forward."""
-        return [DigitsRow(self, place, digits) for place, digits in self.digits.items()]
+        return [DigitsRow(self.comparison, self.entry, self, place, digits) for place, digits in self.digits.items()]
 
 
 @dataclass(frozen=True)
-class DigitsRow:
+class DigitsRow(Row):
     """A layer, or the work before one."""
 
     map: Map
@@ -155,13 +153,11 @@ def _lost(part: str) -> Column[DigitsRow]:
 
 
 COLUMNS: tuple[Column[DigitsRow], ...] = (
-    Column("comparison", TEXT, "The title of the comparison.", lambda row: row.map.comparison.title),
-    Column("run", TEXT, "The folder of the run.", lambda row: row.map.entry.run.name),
-    Column("label", TEXT, "The label of the run in its comparison.", lambda row: row.map.entry.label, heading="run"),
+    *OF_RUN,
     Column("step", TEXT, "The step: first, or last, the one after training.", lambda row: row.map.step),
     Column("layer", TEXT, "The layer, or the work before one.", lambda row: row.name, heading="layer"),
     Column("kind", TEXT, "The class of the layer.", lambda row: row.digits.kind, heading="class"),
-    Column("computes", TEXT, "The dtypes in which the run computes it.", lambda row: row.computes(row.map.entry),
+    Column("computes", TEXT, "The dtypes in which the run computes it.", lambda row: row.computes(row.entry),
            heading="computed in"),
     Column("reference_computes", TEXT, "The same of the reference.", lambda row: row.computes(row.map.reference)),
     _digits("output", "The relative error of its output if each operand and each result is rounded once."),

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpcompare.report.columns import TEXT, Column
-from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.columns import OF_RUN, TEXT, Column
+from mpcompare.report.comparison import Comparison, Entry, Row
 
 ROLES = {
     "master": "The dtype of the weight that the optimizer updates.",
@@ -25,11 +25,9 @@ Layers = Mapping[str, Mapping[str, str]]  # by the layer's name: its class under
 
 
 @dataclass(frozen=True)
-class DtypesRow:
+class DtypesRow(Row):
     """A layer of a run; ``""`` is the whole network."""
 
-    comparison: Comparison
-    entry: Entry
     layer: str
 
 
@@ -52,9 +50,7 @@ def _observed(name: str, meaning: str) -> Column[DtypesRow]:
 
 
 COLUMNS: tuple[Column[DtypesRow], ...] = (
-    Column("comparison", TEXT, "The title of the comparison.", lambda row: row.comparison.title),
-    Column("run", TEXT, "The folder of the run.", lambda row: row.entry.run.name),
-    Column("label", TEXT, "The label of the run in its comparison.", lambda row: row.entry.label),
+    *OF_RUN,
     Column("layer", TEXT, "The name of the layer in its network.", lambda row: row.layer or "(model)"),
     _observed("kind", "The class of the layer."),
     *(_observed(name, meaning) for name, meaning in ROLES.items()),

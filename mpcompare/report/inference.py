@@ -8,16 +8,14 @@ from typing import Any
 
 from mpcompare.fields import WayFields
 from mpcompare.records import finite
-from mpcompare.report.columns import TEXT, Column, named, number, percentiles, recorded
-from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.columns import OF_RUN, TEXT, Column, named, number, percentiles, recorded
+from mpcompare.report.comparison import Comparison, Entry, Row
 
 
 @dataclass(frozen=True)
-class InferenceRow:
+class InferenceRow(Row):
     """A run and one way of inference with its network."""
 
-    comparison: Comparison
-    entry: Entry
     way: str
     repeated: bool  # whether the costs are those of an earlier run: a race measures them once
 
@@ -74,9 +72,7 @@ def _way(row: InferenceRow, way: str) -> str:
 
 NAMES, SCORES = ("label", "way"), ("test_accuracy", "test_loss")  # of a row; the columns that depend on who trained
 COLUMNS: tuple[Column[InferenceRow], ...] = (
-    Column("comparison", TEXT, "The title of the comparison.", lambda row: row.comparison.title),
-    Column("run", TEXT, "The folder of the run.", lambda row: row.entry.run.name),
-    Column("label", TEXT, "The label of the run in its comparison.", lambda row: row.entry.label, heading="run"),
+    *OF_RUN,
     Column("way", TEXT, "The precision, and how the network got there.", lambda row: row.way, heading="in", text=_way),
     Column("batch_size", "1", "The number of samples in a batch.", lambda row: batch_size(row.entry)),
     recorded("test_accuracy", "1", "The accuracy on held-out samples.", heading="test acc.", text=number(".4f")),

@@ -1,28 +1,14 @@
 """The table of runs: a row a run. ``summary.csv``, the console and the brief table show it."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, percent, percentiles, recorded
-from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.comparison import Comparison, Row
 from mpcompare.report.remarks import environment, resumed_from
 
 NAMES = ("backend", "precision", "variant")  # the columns of a run that did not finish
 LONG = 16  # characters: a baseline's label from here on is "baseline" in the headings
-
-
-@dataclass(frozen=True)
-class Row:
-    """A run and its comparison."""
-
-    comparison: Comparison
-    entry: Entry
-
-    @property
-    def recorded(self) -> Mapping[str, Any]:
-        return self.entry.run.recorded
 
 
 def rows_of(comparison: Comparison) -> list[Row]:

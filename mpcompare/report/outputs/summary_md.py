@@ -8,9 +8,8 @@ from mpcompare.records import write_atomically
 from mpcompare.report import brief, digits, remarks
 from mpcompare.report.answers import answers
 from mpcompare.report.brief import LONGEST, one_line, without_folders
-from mpcompare.report.comparison import Comparison
+from mpcompare.report.comparison import Comparison, Row
 from mpcompare.report.contents import Report
-from mpcompare.report.summary import Row
 from mpcompare.verdict.judge.word import Word
 
 LINES = 40  # of the file at most

@@ -6,9 +6,9 @@ from pathlib import Path
 from mpcompare.records import write_atomically
 from mpcompare.report import brief
 from mpcompare.report.columns import Column
+from mpcompare.report.comparison import Row
 from mpcompare.report.contents import Report
 from mpcompare.report.formats import TEX
-from mpcompare.report.summary import Row
 
 SPECIAL = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",

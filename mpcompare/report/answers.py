@@ -167,11 +167,13 @@ def _smaller(comparison: Comparison) -> list[Sentence]:
         share = f"{_digits(entry.memory_ratio)} of the {_megabytes(entry.baseline)} of "
         of, beware = Name(comparison.label(entry.baseline)), _beware(entry)
         said.append((Name(entry.label), f" needs {_megabytes(entry.run)}, {share}", of, f"{beware}."))
-    for baseline in dict.fromkeys(comparison.label(entry.baseline) for entry in others[MOST:]):
-        alike = [entry for entry in others[MOST:] if comparison.label(entry.baseline) == baseline]
+    kinds = {entry.run.name: (comparison.label(entry.baseline), _beware(entry)) for entry in others[MOST:]}
+    for baseline, beware in dict.fromkeys(kinds.values()):
+        alike = [entry for entry in others[MOST:] if kinds[entry.run.name] == (baseline, beware)]
         low, high = _digits(alike[0].memory_ratio), _digits(alike[-1].memory_ratio)
         span = f"{low if low == high else f'{low} to {high}'} of the memory of "
-        said += about(alike, f" needs {span}", f" need {span}", Name(baseline), ".")
+        beware = beware if len(alike) == 1 else beware.replace("does", "do").replace("differs", "differ")
+        said += about(alike, f" needs {span}", f" need {span}", Name(baseline), f"{beware}.")
     return said
 
 

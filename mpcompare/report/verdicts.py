@@ -1,6 +1,7 @@
 """The verdict on each run of a comparison."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mpcompare.report.comparable import differing
 from mpcompare.report.comparison import Comparison, Entry
@@ -47,7 +48,7 @@ def judge_run(run: Run, reference: Run) -> Verdict:
         return Verdict(Word.NOT_EXAMINED, *_why_not(run, reference), reference.name)
     if fields := differing(run, reference):
         return Verdict(Word.NOT_COMPARABLE, fields[0], f"{fields[0]} is not that of {reference.name}", reference.name)
-    return judge(examined, beside)
+    return replace(judge(examined, beside), reference=reference.name)
 
 
 def _why_not(run: Run, reference: Run) -> tuple[str, str]:
@@ -69,7 +70,7 @@ def examined_of(run: Run) -> Examined | None:
     if run.findings is None or result.training is None:
         return None
     return Examined(
-        name=run.name,
+        name=f"{result.backend} {result.precision}",
         precision=result.precision,
         dtypes=result.training.dtypes,
         findings=run.findings,

@@ -74,7 +74,8 @@ def test_many_runs_are_counted(tmp_path):
     assert found["Faster?"].endswith("b07 bf16, b06 bf16, b05 bf16 and 5 more: the table has their times.")
     assert found["Smaller?"].startswith("b11 bf16 needs 1 MB, 0.50 of the 2 MB of amp bf16.")
     assert found["Smaller?"].endswith(
-        "b07 bf16, b06 bf16, b05 bf16 and 5 more need 2.50 to 6.00 of the memory of amp bf16."
+        "b05 bf16, b04 bf16, b03 bf16 and 3 more need 3.50 to 6.00 of the memory of amp bf16, and do not compute the "
+        "same."
     )
 
 

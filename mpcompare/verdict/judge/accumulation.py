@@ -39,6 +39,9 @@ def wrong_sum(batches: MicroBatches, limit: float) -> str:
         labels = ", ".join(f"{weight / every:.2g}" for weight in batches.weights)
         return f"the micro-batches count alike, where their shares of the labels are {labels}: a mean of means"
     if max(counts) - min(counts) > 2 * scale * error:
+        once = [str(at) for at, count in enumerate(counts, start=1) if abs(count - 1) <= scale * error]
+        if len(once) + sum(abs(count) <= scale * error for count in counts) == every:
+            return f"of {every} micro-batches only {', '.join(once)} counts" if once else "no micro-batch counts"
         return f"the micro-batches count {', '.join(f'{count:.2g}' for count in counts)} times, where each counts once"
     for times, why in ((every, "the loss is not divided by task.accumulate"), (1 / every, "divided by it twice")):
         if abs(mean - times) <= max(times, 1.0) * error + 0.01 * times:

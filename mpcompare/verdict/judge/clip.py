@@ -112,7 +112,7 @@ def clip_mistake(factor: float, run: Examined, drive: Drive, step: Gradients) ->
         return f": their norm is {usual:g}, to which nobody asked to clip them" if known else ""
     for scale in scales(drive):
         if factor < 0.99 and math.isclose(factor, recipe.clip_norm / (norm * scale + 1e-6), rel_tol=0.01):
-            return f": clip_norm over their norm times the loss scale {scale:g}, clipped before they are unscaled"
+            return f": they are clipped before they are divided by the loss scale {scale:g}"
     if factor > 1.01 and math.isclose(factor, (norm + 1e-6) / recipe.clip_norm, rel_tol=0.01):
         return f": their norm {norm:.6g} over clip_norm, they are not clipped"
     return ""

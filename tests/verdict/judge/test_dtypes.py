@@ -112,8 +112,8 @@ class BackwardOfLossIn16Bits(Amp):
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
-        (layers.LossIn16Bits, "forward of softmax and loss computes in bf16, where amp does in fp32"),
-        (BackwardOfLossIn16Bits, "backward of softmax and loss computes in bf16, where amp does in fp32"),
+        (layers.LossIn16Bits, "forward of softmax and loss computes in bf16, where amp bf16 does in fp32"),
+        (BackwardOfLossIn16Bits, "backward of softmax and loss computes in bf16, where amp bf16 does in fp32"),
     ],
 )
 def test_a_loss_in_16_bits_is_found_by_its_dtype(backend, words):

@@ -227,8 +227,10 @@ class Watch:
         found = {0: "no defect", 1: "1 defect"}.get(count, f"{count} defects")
         if not self.facts.get("updates"):
             return found if count else f"{NOTHING}: {self._why_nothing()}"
-        updates = self.facts["updates"]
-        return f"{found} in {updates} update{'s' if updates > 1 else ''}: {self.sight}"
+        updates = f"{self.facts['updates']} update{'s' if self.facts['updates'] > 1 else ''}"
+        if not count and self.sight is not None and not any(self.sight.layers.values()):
+            return f"the gradients of {updates} are not seen, and the rest has no defect"
+        return f"{found} in {updates}: {self.sight}"
 
     def raise_if_wrong(self, expect: Mapping[str, Any] | str | Path | None = None) -> None:
         """Raises WrongTraining where there are defects, where nothing was seen, or where a fact is another one.

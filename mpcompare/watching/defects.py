@@ -9,9 +9,10 @@ from mpcompare.watching.defects_of_steps import of_repeats, of_skipped, of_step
 from mpcompare.watching.defects_of_updates import of_loss_scale, of_updates
 from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.looking import Look
+from mpcompare.watching.steps import Sum
 
 
-def defects_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates]) -> list[Defect]:
+def defects_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Updates]) -> list[Defect]:
     """Returns all defects, each cause at each place once. The arguments are those of ``facts_of``."""
     found: dict[tuple[str, str], Defect] = {}
     for defect in _all(look, sums, updates):
@@ -19,7 +20,7 @@ def defects_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, U
     return list(found.values())
 
 
-def _all(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates]) -> Iterator[Defect]:
+def _all(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Updates]) -> Iterator[Defect]:
     yield from of_formats(look)
     yield from of_loss_scale(look)
     yield from of_gradients(look, sums)

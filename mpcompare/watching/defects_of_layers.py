@@ -24,11 +24,11 @@ from mpcompare.watching.sums import hooks_after
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
-def of_gradients(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
+def of_gradients(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
     """Yields sums that begin or end where they should not, and gradients beyond the roundings of their layer."""
     seen: list[Sum] = []
     for number, taken in enumerate(look.taken, start=1):
-        if taken.sum is None or any(taken.sum is each for each in seen):
+        if taken.sum is None or taken.sum in seen:
             continue
         seen.append(taken.sum)
         if taken.sum.stale:
@@ -45,7 +45,7 @@ def of_gradients(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
             yield Defect("clip", "", because)
         yield from _without_gradient(look, taken.sum, number)
         yield from _recomputed(look, taken.sum, number)
-        replay = sums.get(id(taken.sum))
+        replay = sums.get(taken.sum)
         if replay is not None and replay.layers is not None:
             where = f"in update {number}"
             case = as_case(look, taken.sum, replay)

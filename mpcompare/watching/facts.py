@@ -24,18 +24,18 @@ SUMS = ("add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub_
 SOFTMAX = ("log_softmax", "softmax", "cross_entropy", "nll_loss", "logsumexp")
 
 
-def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates]) -> dict[str, Any]:
+def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Updates]) -> dict[str, Any]:
     """Returns the card, fact by name.
 
     Args:
-        sums: by ``id`` of a :class:`Sum` its replay.
+        sums: the replay of each sum.
         updates: by name of the optimizer.
     """
     taken = [t for t in look.taken if not t.skipped]
     facts: dict[str, Any] = {"updates": len(taken), "skipped": sum(t.skipped for t in look.taken)}
     if not look.taken:
         return facts
-    seen = list({id(t.sum): t.sum for t in look.taken if t.sum is not None}.values())
+    seen = list(dict.fromkeys(t.sum for t in look.taken if t.sum is not None))
     facts["precision"] = one([r.precision for r in sums.values() if r.dtypes]) or NOT_SEEN
     facts["autocast"] = one([s.autocast or "none" for s in seen])
     dtypes: dict[str, str] = {}
@@ -102,11 +102,11 @@ def _moments(taken: Sequence[Taken]) -> dict[str, str]:
     return {kind: "+".join(sorted(found)) for kind, found in sorted(kinds.items())}
 
 
-def _sums_of(seen: Sequence[Sum], sums: Mapping[int, Replayed]) -> dict[str, Any]:
+def _sums_of(seen: Sequence[Sum], sums: Mapping[Sum, Replayed]) -> dict[str, Any]:
     """Returns the micro-batches of the sums: their number, the loss, and how much each of them counts."""
     facts: dict[str, Any] = {"micro_batches": one([len(s.roots) for s in seen])}
     weights, labels, losses = [], [], []
-    for each, replay in ((s, sums[id(s)]) for s in seen if id(s) in sums):
+    for each, replay in ((s, sums[s]) for s in seen if s in sums):
         weights.append([rounded(share / each.scale) for _, share in replay.shares])
         labels.append([op.labels for op, _ in replay.shares if isinstance(op, Op)])
         losses += [_loss(op) for op, _ in replay.shares]

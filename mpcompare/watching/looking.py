@@ -93,7 +93,7 @@ class Look(TorchFunctionMode):
 
     def used(self) -> list[Sum]:
         """Returns the sums of gradients that updates were made with, in their order."""
-        return list({id(t.sum): t.sum for t in self.taken if t.sum is not None and not t.skipped}.values())
+        return list(dict.fromkeys(t.sum for t in self.taken if t.sum is not None and not t.skipped))
 
     def _is_on_top(self) -> bool:
         stack = _get_current_function_mode_stack()

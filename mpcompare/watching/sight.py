@@ -1,6 +1,6 @@
 """The sight of a look: how much of the network was seen, and how large an error of a gradient had to be to be found."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpcompare.verdict.judge.sight import said, sight
@@ -29,14 +29,14 @@ class HowFar:
         return f"{layers} layers and {parameters} parameters are seen, and {said(self.resolution)}"
 
 
-def sight_of(look: Look, replays: Iterable[tuple[Sum, Replayed]]) -> HowFar:
+def sight_of(look: Look, sums: Mapping[Sum, Replayed]) -> HowFar:
     """Returns the sight of a look from the replays of its sums."""
     layers: dict[str, bool] = {}
     parameters = dict.fromkeys((name for taken in look.taken for name in taken.given), False)
     compared: dict[str, None] = {}
     not_flagged: dict[str, None] = {}
     resolution = 0.0
-    for seen, replay in replays:
+    for seen, replay in sums.items():
         layers = dict.fromkeys(replay.dtypes, False) | layers
         if replay.layers is None:
             continue

@@ -17,7 +17,7 @@ from mpcompare.watching.tape import Called, Event, Op, Root
 PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
 
 
-@dataclass
+@dataclass(eq=False)
 class Sum:
     """The gradients of some micro-batches, from where there were none until an optimizer used them."""
 

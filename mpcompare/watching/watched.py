@@ -162,7 +162,7 @@ class Watch:
             seen = [seen[self._compared % len(seen)]]
             self._note("the layers of other updates than one in each look after the first")
         self._compared += 1
-        sums = {id(each): self._replayed(look, each) for each in seen}
+        sums = {each: self._replayed(look, each) for each in seen}
         updates: dict[str, Updates] = {}
         for name in self.attached.optimizers:
             taken = [t for t in look.taken if t.optimizer == name]
@@ -174,7 +174,7 @@ class Watch:
         self.defects += [d for d in defects_of(look, sums, updates) if d not in self.defects]
         self.replays = list(sums.values())
         if self.facts is facts:  # else the card is one of an earlier look
-            self.sight = sight_of(look, [(each, sums[id(each)]) for each in seen])
+            self.sight = sight_of(look, sums)
         self._say(look, sums, updates)
 
     def _replayed(self, look: Look, seen: Sum) -> Replayed:
@@ -183,19 +183,19 @@ class Watch:
         stance = torch.compiler.set_stance("force_eager") if self.attached.eager else nullcontext()
         with stance, put_back_collected(look.network):
             replay = replayed(look, seen, self._earlier)
-            again = known and any(of_gradients(look, {id(seen): replay}))
+            again = known and any(of_gradients(look, {seen: replay}))
             return replayed(look, seen, EarlierSteps()) if again else replay
 
-    def _say(self, look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates]) -> None:
+    def _say(self, look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Updates]) -> None:
         numbers: dict[tuple[str, str], list[str]] = {}
-        order = [id(each) for each in look.used()]
-        for which, replay in sums.items():
+        used = look.used()
+        for seen, replay in sums.items():
             if replay.why:
-                number = order.index(which) + 1
+                number = used.index(seen) + 1
                 what = "the loss of update {}" if replay.layers else "the gradients of update {}, layer by layer"
                 numbers.setdefault((what, replay.why), []).append(str(number))
         said = [f"{what.format(', '.join(each))} ({why})" for (what, why), each in numbers.items()]
-        if hooked := sorted({name for each in look.used() for name in each.hooked}):
+        if hooked := sorted({name for each in used for name in each.hooked}):
             said.append(f"the gradients of {listed(hooked)}, which hooks of the loop may change")
         if self.attached.hides_layers:
             said.append("layers within compiled modules (eager=True shows them)")

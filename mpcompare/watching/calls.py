@@ -12,7 +12,7 @@ from mpcompare import generators
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
-from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, autocast_dtype, is_real
+from mpcompare.verdict.examine.forced.record import OUTPUT, Record, Recorder, autocast_dtype, is_real
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.watching.attributes import attribute_of, attributes_of
 from mpcompare.watching.guard import Guard
@@ -93,7 +93,7 @@ class Calls:
         calls = self.recorder.record.calls
         if compiled or not calls.get(OUTPUT):
             self.hide("the network is compiled" if compiled else "nobody saw the outputs of the network")
-        called.last = {name: len(each) for name, each in calls.items()}
+        called.layers = {name: own for name, each in calls.items() if (own := each[called.first.get(name, 0) :])}
         called.after = self.buffers()
         called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
         called.ends = [v.grad_fn._sequence_nr() for v in values if is_real(v) and v.grad_fn is not None]
@@ -139,26 +139,22 @@ class Calls:
 
     def drop_used(self) -> None:
         """Drops everything but the calls that no backward has come through."""
-        self.tape.drop(lambda called: not self.is_used(called))
+        self.tape.drop(lambda called: not called.passes)
         calls, record = self.made(), Record(hidden=self.recorder.record.hidden)
         if not calls:
             self.noted.drawn, self.hidden, record.hidden = {}, "", ""
         record.drawn = self.noted.drawn
         for called in calls:
-            before = {name: len(each) for name, each in record.calls.items()}
-            self._add(called, record)
-            called.first, called.last = before, {name: len(each) for name, each in record.calls.items()}
+            _add(called, record)
         self.recorder.record = record
 
     def of_sum(self) -> tuple[Record, list[Event], list[Called]]:
         """Returns the record of the layers, the tape, and the calls that a backward has come through."""
         events = needed(self.tape.events)
-        own, used = of_the_network(events), []
-        for event in events:
-            if isinstance(event, Called) and (passes := self._passes_of(event)):
-                event.passes = passes
-                event.given = {at: v for at, v in event.given.items() if isinstance(v, Own) or v.number in own}
-                used.append(event)
+        own = of_the_network(events)
+        used = [event for event in events if isinstance(event, Called) and event.passes]
+        for called in used:
+            called.given = {at: v for at, v in called.given.items() if isinstance(v, Own) or v.number in own}
         record = Record(defaultdict(list), self.noted.drawn, self.recorder.record.hidden)
         tape = [event for event in events if isinstance(event, (Op, Root)) or event in used]
         try:
@@ -167,17 +163,8 @@ class Calls:
             self.hide(f"two backward passes go through one call of the network, and {error} writes into its output")
         for event in tape:
             if isinstance(event, Called):
-                self._add(event, record)
+                _add(event, record)
         return record, tape, used
-
-    def is_used(self, called: Called) -> bool:
-        """Returns whether a backward has come through a call of the network."""
-        return bool(self._passes_of(called))
-
-    def _passes_of(self, called: Called) -> frozenset[int]:
-        """Returns the numbers of the backward passes that have come to any layer in a call of the network."""
-        layers = [call for calls in self._layers(called).values() for call in calls]
-        return frozenset(number for call in layers for number in (call.first, *call.later)) - {-1}
 
     def autocast(self, record: Record) -> str:
         """Returns the dtype of autocast, which the network may enter itself; empty where there was none."""
@@ -189,17 +176,12 @@ class Calls:
         """Is told that a step has moved the weights."""
         self.weights, self.called, self._latest = None, {}, {}
 
-    def _add(self, called: Called, record: Record) -> None:
-        """Adds the calls of the layers in one call of the network to a record."""
-        for name, calls in self._layers(called).items():
-            passes = called.only
-            record.calls[name] += calls if passes is None else [each.of_passes(passes) for each in calls]
 
-    def _layers(self, called: Called) -> dict[str, list[Call]]:
-        """Returns the calls of the layers in one call of the network."""
-        every = self.recorder.record.calls
-        calls = {name: every[name][called.first.get(name, 0) : called.last.get(name, 0)] for name in every}
-        return {name: each for name, each in calls.items() if each}
+def _add(called: Called, record: Record) -> None:
+    """Adds the calls of the layers in one call of the network to a record."""
+    for name, calls in called.layers.items():
+        passes = called.only
+        record.calls[name] += calls if passes is None else [each.of_passes(passes) for each in calls]
 
 
 def _next_number() -> int:

@@ -86,7 +86,7 @@ class Sums:
         if not kept:
             self._stale = []
             made = self.calls.made()
-            used = [called for called in made if self.calls.is_used(called)]
+            used = [called for called in made if called.passes]
             # Their gradients may have moved the weights, or belong to the inputs.
             meant = any(called.moves < self.calls.moves for called in used) or any(called.foreign for called in made)
             if self.used < self.backwards - 1 and used and not meant:

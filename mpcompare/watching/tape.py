@@ -17,6 +17,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.generators import GeneratorStates
+from mpcompare.verdict.examine.forced.record import Call
 from mpcompare.watching.attributes import Attributes
 
 CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double}
@@ -68,7 +69,7 @@ class Called:
     buffers: dict[str, Tensor]
     attributes: Attributes
     trained: frozenset[str]
-    first: dict[str, int]  # by layer the number of calls before it, and after it
+    first: dict[str, int]  # by layer the number of calls before it
     begins: int  # the number that autograd gave the function before those of the network
     # by place the inputs that depend on parameters, or that the loop computes of the outputs of other calls
     given: dict[int, Slot | Own]
@@ -77,11 +78,16 @@ class Called:
     autocast: torch.dtype | None = None
     number: int = 0
     after: dict[str, Tensor] = field(default_factory=dict)
-    last: dict[str, int] = field(default_factory=dict)
+    layers: dict[str, list[Call]] = field(default_factory=dict)  # the calls of the layers within it
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
     inner: list[Inner] = field(default_factory=list)
-    passes: frozenset[int] = frozenset()  # the numbers of the backward passes that went through it
-    only: frozenset[int] | None = None  # those whose gradients a replay takes; None: all
+    only: frozenset[int] | None = None  # the backward passes whose gradients a replay takes; None: all
+
+    @property
+    def passes(self) -> frozenset[int]:
+        """The numbers of the backward passes that have come to any of its layers."""
+        layers = [call for calls in self.layers.values() for call in calls]
+        return frozenset(number for call in layers for number in (call.first, *call.later)) - {-1}
 
     def needs(self) -> Iterator[int]:
         """Yields the numbers of the slots that it is given."""

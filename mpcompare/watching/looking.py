@@ -3,12 +3,14 @@
 Nothing that the loop computes is changed, and no error of the watch itself comes to the loop.
 """
 
+import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
@@ -18,7 +20,6 @@ from mpcompare.verdict.examine.forced.record import Hook
 from mpcompare.watching import own_functions, scalers
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.derivatives import Derivatives
-from mpcompare.watching.fast_path import FastPath
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.stepping import Steps
 from mpcompare.watching.steps import Sum
@@ -27,6 +28,9 @@ from mpcompare.watching.tape import Called
 
 PLAIN = (Tensor, torch.dtype, torch.device, int, float, bool, str, type(None))  # what a tape can hand on once more
 BACKWARD = (Tensor.backward, torch.autograd.backward)
+# Layers that compute in another way while a mode is entered: in evaluation and without gradients they have a fast path.
+# A loop may have such a teacher, and the watch must change none of its bits.
+FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
 class Look(TorchFunctionMode):
@@ -43,6 +47,7 @@ class Look(TorchFunctionMode):
         self._handles: list[RemovableHandle] = []
         self.on = self.entered = self._left = False  # on: whether it is under way
         self._inside = 0  # calls of the network under way
+        self._fast = 0  # calls of layers with a fast path under way since the modes were left
         self._called: Called | None = None
         self._stance: Any = None  # of the compiler
 
@@ -60,7 +65,7 @@ class Look(TorchFunctionMode):
         for _, module in called:
             after = Hook(module, self._returned)
             self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
-        self._handles += FastPath(self._leave, self._enter).attach(self.network)
+        self._handles += self._hooks_of_fast_paths()
         scalers.look(self.steps.of_scaler)
         self.on = self.entered = True
         self._enter()
@@ -111,6 +116,26 @@ class Look(TorchFunctionMode):
     def _enter(self) -> None:
         self.sums.calls.noted.__enter__()
         self.__enter__()
+
+    def _hooks_of_fast_paths(self) -> list[RemovableHandle]:
+        """Puts hooks on all modules if a layer with a fast path is none of the network's, and returns them."""
+        own = set(map(id, self.network.modules()))
+        if not any(issubclass(type(each), FAST) and id(each) not in own for each in gc.get_objects()):
+            return []
+        return [
+            register_module_forward_pre_hook(self._call_fast),
+            register_module_forward_hook(self._returned_fast, always_call=True),
+        ]
+
+    def _call_fast(self, module: nn.Module, args: Any) -> None:
+        if isinstance(module, FAST) and (self._fast or (not torch.is_grad_enabled() and self._leave())):
+            self._fast += 1
+
+    def _returned_fast(self, module: nn.Module, args: Any, result: Any) -> None:
+        if isinstance(module, FAST) and self._fast:
+            self._fast -= 1
+            if not self._fast:
+                self._enter()
 
     # Calls of the network
 

@@ -192,26 +192,21 @@ def _scaling(look: Look) -> dict[str, Any]:
 
 
 def _groups(taken: Sequence[Taken]) -> list[dict[str, Any]]:
-    groups: dict[tuple[str, int], dict[str, Any]] = {}
-    for step in taken:
-        numbers: dict[int, int] = {}
-        for name, settings in step.settings.items():
-            number = numbers.setdefault(id(settings), len(numbers))
-            group = groups.setdefault((step.optimizer, number), {"parameters": [], "lr": []})
-            if name not in group["parameters"]:
-                group["parameters"].append(name)
-            group["now"] = settings
-        for key, group in groups.items():
-            if key[0] == step.optimizer and "now" in group:
-                settings = group.pop("now")
-                lr = settings.get("lr")  # some optimizers find out their own
-                group["lr"].append(None if lr is None else float(lr))
-                for kind in ("weight_decay", "betas", "eps", "momentum"):
-                    if kind in settings and settings[kind] is not None:
-                        value = settings[kind]
-                        group[kind] = tree_map(lambda v: None if v is None else float(v), value)
+    """Returns the parameter groups of each optimizer, with their settings over its steps."""
+    names: dict[tuple[str, int], set[str]] = {}
+    settings: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}  # of each group, by the step
+    for number, step in enumerate(taken):
+        groups: dict[int, int] = {}
+        for name, shared in step.settings.items():
+            key = step.optimizer, groups.setdefault(id(shared), len(groups))
+            names.setdefault(key, set()).add(name)
+            settings.setdefault(key, {})[number] = shared
     found = []
-    for group in groups.values():
-        names = group.pop("parameters")
-        found.append({"parameters": len(names), **group, "lr": one(group["lr"])})
+    for key, steps in settings.items():
+        rates = [each.get("lr") for each in steps.values()]  # some optimizers find out their own
+        lr = one([None if rate is None else float(rate) for rate in rates])
+        last = {kind: v for each in steps.values() for kind, v in each.items() if v is not None}
+        kept = {kind: last[kind] for kind in ("weight_decay", "betas", "eps", "momentum") if kind in last}
+        numbers = tree_map(lambda v: None if v is None else float(v), kept)
+        found.append({"parameters": len(names[key]), "lr": lr, **numbers})
     return found

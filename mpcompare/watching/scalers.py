@@ -67,15 +67,11 @@ def scale_of(scaler: Any) -> float:
     return float(scaler.get_scale())
 
 
-def found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
-    """Returns whether a scaler has found inf or NaN in the gradients of an optimizer since its last ``update``."""
-    found = scaler._per_optimizer_states[id(optimizer)].get("found_inf_per_device", {})
-    return any(bool(value) for value in found.values())
-
-
-def any_found_inf(scaler: Any) -> bool:
-    """Returns whether it has found one in the gradients of any optimizer."""
-    states = scaler._per_optimizer_states.values()
+def found_inf(scaler: Any, optimizer: torch.optim.Optimizer | None = None) -> bool:
+    """Returns whether a scaler has found inf or NaN in the gradients of an optimizer since its last ``update``; None:
+    in those of any."""
+    every = scaler._per_optimizer_states
+    states = every.values() if optimizer is None else [every[id(optimizer)]]
     return any(bool(value) for state in states for value in state.get("found_inf_per_device", {}).values())
 
 

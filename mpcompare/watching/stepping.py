@@ -143,7 +143,7 @@ class Steps:
         if method == "update":
             if scaler is not self.scaler:
                 return None
-            scale, inf = scalers.scale_of(scaler), scalers.any_found_inf(scaler)
+            scale, inf = scalers.scale_of(scaler), scalers.found_inf(scaler)
             return partial(self._updated, scaler, scale, inf, bool(args) and args[0] is not None)
         if method == "scale":
             self._found(scaler, self.scaler is None)

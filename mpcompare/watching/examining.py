@@ -13,7 +13,7 @@ from mpcompare.errors import first_line
 from mpcompare.precision import PRECISIONS, Precision
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.adam_mistakes import EPS_BEFORE
-from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, largest, update_errors
+from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Change, Remembered, largest, update_errors
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.examine.forced.kernels import Kernels, of_kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
@@ -189,7 +189,7 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> U
         moments.append(kept)
         numbers.append(number + 1)
         nothing = not any(e.lost > e.lost_in_fp32 for e in found.values())
-        steps.append(said if seen.moved or not nothing else Step(**{**vars(said), "moved": True}))
+        steps.append(said if seen.moved or not nothing else replace(said, moved=True))
     if odd and not _is_another(optimizer, odd[0], compute) and _is_mistake(odd, compute, but=EPS_BEFORE):
         wrong += odd
         for number, found in by_known.items():
@@ -241,8 +241,8 @@ def _errors(
         settings, dtype = step.settings[name], step.dtypes[name]
         after = {kind: v for kind, v in step.state_after[name].items() if isinstance(v, Tensor) and v.dim()}
         replay = rule.replay(dtype, {dtype_name(v.dtype) for v in after.values()})
-        seen = Seen(float(settings["lr"]), 0.0, {}, {name: step.given[name]}, step.before, step.after, 1.0, False)
-        change = seen.change(remembered(step.state[name], name, settings))
+        given, known = {name: step.given[name]}, remembered(step.state[name], name, settings)
+        change = Change(step.before, step.after, given, float(settings["lr"]), known)
         found |= update_errors(replay, change, compute, COARSE.get(dtype, 1.0))
         for kind, (value, magnitude) in replay.kept(f"{name} 0").items():
             if kind in after and step.state[name]:  # without a state before, the first update says nothing of the rule

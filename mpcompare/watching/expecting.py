@@ -8,6 +8,7 @@ from types import NoneType
 from typing import Any
 
 from mpcompare.errors import InputError, did_you_mean
+from mpcompare.records import write_atomically
 
 KEPT_APART = (  # of one look, and no property of the loop
     "updates", "skipped", "clipped_updates", "scales", "micro_batch_labels", "order", "gradient_norms",
@@ -60,10 +61,8 @@ def said(value: Any) -> str:
 
 def save(facts: Mapping[str, Any], file: str | Path) -> None:
     """Writes a card, sorted, a fact a line or more, so that two of them are compared well."""
-    path = Path(file)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps({"mpcompare": "watch", "facts": facts}, indent=1, sort_keys=True) + "\n")
-    partial.replace(path)
+    text = json.dumps({"mpcompare": "watch", "facts": facts}, indent=1, sort_keys=True) + "\n"
+    write_atomically(Path(file), lambda unfinished: unfinished.write_text(text))
 
 
 def read(file: str | Path) -> dict[str, Any]:

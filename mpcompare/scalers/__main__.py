@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mpcompare.scalers",
         description="Lets the loss scales of torch, Keras, jmp, flax, DeepSpeed and Megatron take the same overflows, "
-        "without training. Each is the library's own code where it is installed, and else a function that was tested "
+        "without training. Each is the library's own code where it is installed, and else a class that was tested "
         "to equal it.",
     )
     add = parser.add_argument

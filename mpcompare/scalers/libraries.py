@@ -28,7 +28,7 @@ class Torch:
     def __init__(self, policy: ScalerPolicy) -> None:
         self.parameter = torch.zeros(1, requires_grad=True)
         self.optimizer = torch.optim.SGD([self.parameter], lr=0.0)
-        init_scale, interval = policy.start().scale, policy.growth_interval
+        init_scale, interval = policy.scale, policy.growth_interval
         self.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=interval)
 
     @property
@@ -53,7 +53,7 @@ class Keras:
         self.tensor = keras.ops.convert_to_tensor
         self.variable = keras.Variable([1.0])
         self.optimizer = keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.0), initial_scale=policy.start().scale, dynamic_growth_steps=policy.growth_interval
+            keras.optimizers.SGD(0.0), initial_scale=policy.scale, dynamic_growth_steps=policy.growth_interval
         )
         self.optimizer.build([self.variable])
 
@@ -75,7 +75,7 @@ class Flax:
         import jax.numpy
         from flax.training.dynamic_scale import DynamicScale
 
-        start = jax.numpy.float32(policy.start().scale)
+        start = jax.numpy.float32(policy.scale)
         self.scaler = DynamicScale(growth_interval=policy.growth_interval, scale=start)
         self.take = jax.jit(_flax_step)
 
@@ -101,7 +101,7 @@ class Jmp:
         import jax.numpy
         import jmp  # noqa: F401 - here, and not in the first step, because it may be missing
 
-        self.state = jax.numpy.float32(policy.start().scale), jax.numpy.int32(0)
+        self.state = jax.numpy.float32(policy.scale), jax.numpy.int32(0)
         self.take = jax.jit(_jmp_step, static_argnames="period")
         self.period = policy.growth_interval
 
@@ -133,7 +133,7 @@ class DeepSpeed:
         # Its announcements ask for the rank, and so for a process group, which one process need not have.
         self.alone = partial(mock.patch.object, loss_scaler.dist, "get_rank", return_value=0)
         self.scaler = loss_scaler.DynamicLossScaler(
-            init_scale=policy.start().scale,
+            init_scale=policy.scale,
             scale_window=policy.growth_interval,
             min_scale=policy.min_scale,
             delayed_shift=policy.hysteresis,
@@ -165,7 +165,7 @@ class Megatron:
 
         with _OnCpu():
             self.scaler = DynamicGradScaler(
-                initial_scale=policy.start().scale,
+                initial_scale=policy.scale,
                 min_scale=policy.min_scale,
                 growth_factor=2.0,
                 backoff_factor=0.5,

@@ -1,22 +1,13 @@
 """The libraries that are compared, torch first: the policy of each, its own code, and how to install it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpcompare.errors import in_full
 from mpcompare.foreign import version
 from mpcompare.precision import FP32
 from mpcompare.scalers import libraries
-from mpcompare.scalers.policies import (
-    PolicyScaler,
-    Scaler,
-    ScalerPolicy,
-    as_in_deepspeed,
-    as_in_flax,
-    as_in_keras,
-    as_in_loss_scale_py,
-    as_in_megatron,
-)
+from mpcompare.scalers.policies import AsInDeepSpeed, AsInFlax, AsInKeras, AsInMegatron, Scaler, ScalerPolicy
 
 INSTALL = "pip install 'mpcompare[scalers]'"  # brings all of them
 
@@ -35,7 +26,7 @@ class Library:
 
     name: str  # the word by which it is chosen on the command line
     package: str  # its name for pip
-    policy: ScalerPolicy  # what its code does, as a function, and its defaults
+    policy: ScalerPolicy  # what its code does, and its defaults
     own: Callable[[ScalerPolicy], Scaler]  # makes its own scaler, which imports the library
 
     @property
@@ -44,25 +35,25 @@ class Library:
         return version(self.package)
 
     def scaler(self, policy: ScalerPolicy) -> tuple[Scaler, Code]:
-        """Returns the library's own scaler, or one that follows the policy, and which of the two it is."""
+        """Returns the library's own scaler, or a copy of the policy, and which of the two it is."""
         why = "not installed"
         if self.installed is not None:
             try:
                 return self.own(policy), Code(own=True, said=f"{self.package} {self.installed}")
             except Exception as error:  # a library that does not fit this machine may fail in any way
                 why = f"{self.installed} fails: {in_full(error)}"
-        return PolicyScaler(policy), Code(own=False, said=f"{self.name} ({why})")
+        return replace(policy), Code(own=False, said=f"{self.name} ({why})")
 
 
-DEEPSPEED = ScalerPolicy(as_in_deepspeed, growth_interval=1000, hysteresis=2, min_scale=1.0)
-MEGATRON = ScalerPolicy(as_in_megatron, init_scale=2.0**32, growth_interval=1000, hysteresis=2, min_scale=1.0)
+DEEPSPEED = AsInDeepSpeed(growth_interval=1000, hysteresis=2, min_scale=1.0)
+MEGATRON = AsInMegatron(init_scale=2.0**32, growth_interval=1000, hysteresis=2, min_scale=1.0)
 LIBRARIES: Mapping[str, Library] = {
     each.name: each
     for each in (
-        Library("torch", "torch", ScalerPolicy(as_in_loss_scale_py), libraries.Torch),
-        Library("keras", "keras", ScalerPolicy(as_in_keras, init_scale=2.0**15), libraries.Keras),
-        Library("jmp", "jmp", ScalerPolicy(as_in_loss_scale_py, init_scale=2.0**15, min_scale=1.0), libraries.Jmp),
-        Library("flax", "flax", ScalerPolicy(as_in_flax, min_scale=FP32.smallest_normal), libraries.Flax),
+        Library("torch", "torch", ScalerPolicy(), libraries.Torch),
+        Library("keras", "keras", AsInKeras(init_scale=2.0**15), libraries.Keras),
+        Library("jmp", "jmp", ScalerPolicy(init_scale=2.0**15, min_scale=1.0), libraries.Jmp),
+        Library("flax", "flax", AsInFlax(min_scale=FP32.smallest_normal), libraries.Flax),
         Library("deepspeed", "deepspeed", DEEPSPEED, libraries.DeepSpeed),
         Library("megatron", "megatron-core", MEGATRON, libraries.Megatron),
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mpcompare.scalers.overflows import FINITE, OVERFLOW, OverflowStep
-from mpcompare.scalers.policies import PolicyScaler, ScalerPolicy
+from mpcompare.scalers.policies import ScalerPolicy
 from mpcompare.scalers.registry import INSTALL, LIBRARIES
 from mpcompare.scalers.trace import TakenStep, take
 
@@ -29,7 +29,7 @@ def compare(name: str, count: int) -> list[TakenStep]:
     for number in range(count):
         policy, steps = case(library.policy, number)
         own = take(library.own(policy), steps)
-        assert own == take(PolicyScaler(policy), steps), (number, policy)
+        assert own == take(policy, steps), (number, policy)
         taken += own
     return taken
 

@@ -6,7 +6,7 @@ import pytest
 
 from mpcompare.precision import FP32
 from mpcompare.scalers.overflows import of_pattern
-from mpcompare.scalers.policies import PolicyScaler, good_steps_to_grow
+from mpcompare.scalers.policies import good_steps_to_grow
 from mpcompare.scalers.registry import LIBRARIES
 from mpcompare.scalers.trace import take
 
@@ -14,7 +14,7 @@ from mpcompare.scalers.trace import take
 def after(name, pattern, init_scale=1024.0, interval=4):
     """Returns the scales after each step, and whether the library stopped."""
     policy = replace(LIBRARIES[name].policy, init_scale=init_scale, growth_interval=interval)
-    taken = take(PolicyScaler(policy), of_pattern(pattern))
+    taken = take(policy, of_pattern(pattern))
     return [step.after for step in taken], taken[-1].stopped
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from mpcompare.scalers.overflows import OverflowStep
-from mpcompare.scalers.policies import PolicyScaler
 from mpcompare.scalers.registry import LIBRARIES, Code
 from mpcompare.scalers.trace import Trace, take
 
@@ -13,8 +12,8 @@ from mpcompare.scalers.trace import Trace, take
 def by_policy(name: str, steps: Sequence[OverflowStep], said: str | None = None, **options: Any) -> Trace:
     """Returns the trace of a library's policy with other ``options``; ``said``: as if by the library's own code."""
     policy = replace(LIBRARIES[name].policy, **options)
-    scaler = PolicyScaler(policy)
-    return Trace(name, policy, Code(said is not None, said or name), scaler.scale, take(scaler, steps))
+    start = policy.scale
+    return Trace(name, policy, Code(said is not None, said or name), start, take(policy, steps))
 
 
 def all_by_policy(steps: Sequence[OverflowStep], **options: Any) -> list[Trace]:

@@ -7,6 +7,7 @@ nobody, and loops clear their gradients before, between and after.
 import math
 import sys
 from collections.abc import Collection
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -237,9 +238,7 @@ def _place(tensor: Tensor) -> int:
 
 def _asked() -> tuple[float, float] | None:
     """Returns the norm, and its type, to which torch's function is asked to clip that calls us; None if none does."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         if frame.f_globals.get("__name__") == "torch.nn.utils.clip_grad" and "max_norm" in frame.f_locals:
             return float(frame.f_locals["max_norm"]), float(frame.f_locals.get("norm_type", 2.0))
-        frame = frame.f_back
     return None

@@ -7,6 +7,7 @@ network. Each function of torch is noted with what it was given, so that a repla
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from traceback import walk_stack
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -165,10 +166,7 @@ class Tape:
     """
 
     def __init__(
-        self,
-        names: dict[int, str],
-        copy: Callable[[Tensor], Tensor],
-        made_within: Callable[[Tensor], Slot | None] = lambda _: None,
+        self, names: dict[int, str], copy: Callable[[Tensor], Tensor], made_within: Callable[[Tensor], Slot | None]
     ) -> None:
         self.names, self.copy, self.made_within = names, copy, made_within
         self.events: list[Event] = []
@@ -341,12 +339,10 @@ def needed(events: Sequence[Event], numbers: Iterable[int] = ()) -> list[Event]:
 
 def line_of_user() -> str:
     """Returns file and line of the nearest frame that is neither torch's nor ours; empty where there is none."""
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame, line in walk_stack(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] not in ("torch", "mpcompare", "contextlib"):
-            return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+            return f"{frame.f_code.co_filename.rpartition('/')[2]}:{line}"
     return ""
 
 

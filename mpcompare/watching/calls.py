@@ -139,7 +139,7 @@ class Calls:
 
     def drop_used(self) -> None:
         """Drops everything but the calls that no backward has come through."""
-        self.tape.drop(lambda called: not called.passes)
+        self.tape.drop_used()
         calls, record = self.made(), Record(hidden=self.recorder.record.hidden)
         if not calls:
             self.noted.drawn, self.hidden, record.hidden = {}, "", ""

@@ -280,9 +280,9 @@ class Tape:
             hidden.append(str(tensor.grad_fn.name()) if tensor.grad_fn else "a function")
         return self.copy(tensor)
 
-    def drop(self, keeps: Callable[[Called], bool]) -> None:
-        """Drops everything but the calls of the network that ``keeps`` says, and what may depend on them."""
-        kept = [e for e in self.events if isinstance(e, Called) and keeps(e)]
+    def drop_used(self) -> None:
+        """Drops everything but the calls that no backward has come through, and what may depend on them."""
+        kept = [e for e in self.events if isinstance(e, Called) and not e.passes]
         if not kept:
             self.events = []
             return

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch.autograd.function import Function, FunctionCtx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mpcompare import generators
 from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
@@ -68,11 +70,10 @@ class Derivatives:
 
         plain = vars(Function)["apply"]
         listen(begins)
-        Function.apply = classmethod(apply)
         try:
-            yield
+            with mock.patch.object(Function, "apply", classmethod(apply)):
+                yield
         finally:
-            Function.apply = plain
             leave(begins)
 
     def _derived(
@@ -156,13 +157,10 @@ class _Forward:
         context: Any = FunctionCtx()
         context.needs_input_grad = tuple(self.trained)
         given = (context,) if has_context(self.kind) else ()
-        after = torch.get_rng_state()
-        torch.set_rng_state(self.generator)
-        try:
+        with generators.kept():
+            torch.set_rng_state(self.generator)
             with called(), self.widened:  # autograd calls hooks outside of all modes
                 result = forward_of(self.kind)(*given, *args)
-        finally:
-            torch.set_rng_state(after)
         return result if isinstance(result, tuple) else (result,)
 
 

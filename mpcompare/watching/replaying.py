@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -285,11 +286,6 @@ def no_loss(output: Any, targets: Any) -> Tensor:
 @contextmanager
 def without_autocast() -> Iterator[None]:
     """Nothing is cast while it is entered, whatever autocast a network enters by itself."""
-    kept = vars(torch.autocast)["__enter__"], vars(torch.autocast)["__exit__"]
-    with torch.autocast("cpu", enabled=False):
-        torch.autocast.__enter__ = lambda self: self  # type: ignore[method-assign]
-        torch.autocast.__exit__ = lambda self, *error: None  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            torch.autocast.__enter__, torch.autocast.__exit__ = kept  # type: ignore[method-assign]
+    nothing: dict[str, Any] = {"__enter__": lambda self: self, "__exit__": lambda self, *error: None}
+    with torch.autocast("cpu", enabled=False), mock.patch.multiple(torch.autocast, **nothing):
+        yield

@@ -13,7 +13,7 @@ from mpcompare.errors import BackendUnavailable, InputError
 from mpcompare.footprint.eight_bit import Quantized
 from mpcompare.footprint.fake import Fake, without_data
 from mpcompare.footprint.kernels import MeasuredKernels
-from mpcompare.footprint.live import Allocation, Live, fullest
+from mpcompare.footprint.live import Allocation, Live
 from mpcompare.footprint.recipes import RECIPES, FootprintRecipe
 from mpcompare.instruments import meter
 from mpcompare.tasks.task import Task
@@ -114,7 +114,7 @@ def count(
                 for phase in Walk(backend, task.micro_batches(x, y), task.optimizer.lr):
                     live.end_phase(phase)
             kinds = _kinds_of_what_stays(backend, live)
-        full = fullest(live.changes, start)
+        full = meter.fullest([(size, id(each), each) for size, each in live.changes], start)[1]
     by_kind = Counter({"inputs": x.nbytes + y.nbytes})
     for allocation in full:
         by_kind[kinds.get(id(allocation)) or _kind_of_what_goes(allocation)] += allocation.bytes

@@ -93,18 +93,5 @@ class Live(TorchDispatchMode):
         self.changes.append((-allocation.bytes, allocation))
 
 
-def fullest(changes: Sequence[tuple[int, Allocation]], start: int = 0) -> list[Allocation]:
-    """Returns the allocations that are live at the fullest moment after the first ``start`` changes."""
-    levels = list(itertools.accumulate((size for size, _ in changes), initial=0))
-    end = max(range(start, len(levels)), key=levels.__getitem__)  # the first of them
-    live: dict[int, Allocation] = {}
-    for size, allocation in changes[:end]:
-        if size > 0:
-            live[id(allocation)] = allocation
-        else:
-            live.pop(id(allocation), None)
-    return list(live.values())
-
-
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata

@@ -12,11 +12,11 @@ import os
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 # Their memory is named after the operator that called them, if there is one.
 EMPTY = ("aten::empty", "aten::new_empty")  # and empty_like, empty_strided, ...
 KINETO_DEVICE = {"cpu": 0, "cuda": 1}  # c10::DeviceType, as the profiler writes it
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -105,22 +106,32 @@ def _profile(run: Callable[[], object]) -> tuple[list[dict[str, Any]], object]:
 
 def _fullest(events: Iterable[dict[str, Any]], device: torch.device) -> tuple[int, dict[str, int]]:
     """Returns the highest level of the allocator, and the bytes that were live then by operator."""
-    changes = list(_changes(events, KINETO_DEVICE[device.type]))
-    level = np.cumsum([0, *(size for _, _, size in changes)])
-    peak = int(level.argmax())
-    live: dict[int, tuple[str, int]] = {}
-    for op, address, size in changes[:peak]:
-        if size > 0:
-            live[address] = op, size
-        else:
-            live.pop(address, None)  # None: it is older than the run
+    highest, live = fullest([(size, place, (op, size)) for op, place, size in _changes(events, device.type)])
     by_op: Counter[str] = Counter()
-    for op, size in live.values():
+    for op, size in live:
         by_op[op] += size
-    return int(level[peak]), dict(by_op.most_common())
+    return highest, dict(by_op.most_common())
 
 
-def _changes(events: Iterable[dict[str, Any]], device_type: int) -> Iterator[tuple[str, int, int]]:
+def fullest(changes: Sequence[tuple[int, int, T]], start: int = 0) -> tuple[int, list[T]]:
+    """Returns the highest level of an allocator after some changes, and what is live at the first such moment.
+
+    Args:
+        changes: bytes, negative for a free, the place in memory, and what is to be known of it.
+        start: the number of changes before the first moment that counts.
+    """
+    level = np.cumsum([0, *(size for size, _, _ in changes)])
+    end = start + int(level[start:].argmax())
+    live: dict[int, T] = {}
+    for size, place, known in changes[:end]:
+        if size > 0:
+            live[place] = known
+        else:
+            live.pop(place, None)  # None: it is older than the first change
+    return int(level[end]), list(live.values())
+
+
+def _changes(events: Iterable[dict[str, Any]], device_type: str) -> Iterator[tuple[str, int, int]]:
     """Yields allocations and frees in their order: operator, address, and bytes, negative for a free.
 
     One pass in order of time, in which every thread has the stack of its operators that have not ended.
@@ -134,7 +145,7 @@ def _changes(events: Iterable[dict[str, Any]], device_type: int) -> Iterator[tup
             stack.pop()
         if event["name"] != "[memory]":
             stack.append(event)
-        elif event["args"]["Device Type"] == device_type:
+        elif event["args"]["Device Type"] == KINETO_DEVICE[device_type]:
             yield _asker([op["name"] for op in stack]), event["args"]["Addr"], event["args"]["Bytes"]
 
 

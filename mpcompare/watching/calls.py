@@ -154,7 +154,7 @@ class Calls:
         own = of_the_network(events)
         used = [event for event in events if isinstance(event, Called) and event.passes]
         for called in used:
-            called.given = {at: v for at, v in called.given.items() if isinstance(v, Own) or v.number in own}
+            called.given = {at: v for at, v in called.given.items() if isinstance(v, Own) or v in own}
         record = Record(defaultdict(list), self.noted.drawn, self.recorder.record.hidden)
         tape = [event for event in events if isinstance(event, (Op, Root)) or event in used]
         try:
@@ -219,14 +219,14 @@ def _of_calls(calls: Sequence[Called], tape: Sequence[Event]) -> list[Op]:
     Raises:
         NotImplementedError: some of it is written into.
     """
-    slots = {slot.number for called in calls for slot in called.slots if slot is not None}
-    slots |= {inner.slot.number for called in calls for inner in called.inner}
+    slots = {slot for called in calls for slot in called.slots if slot is not None}
+    slots |= {inner.slot for called in calls for inner in called.inner}
     found = []
     for event in needed([each for each in tape[:-1] if not isinstance(each, Root)] + [tape[-1]]):
         if isinstance(event, Op) and slots.intersection(event.needs()):
             if event.writes is not None:
                 raise NotImplementedError(event.line)
-            slots |= {slot.number for slot in event.results if slot is not None}
+            slots |= {slot for slot in event.results if slot is not None}
             found.append(event)
     return found
 

@@ -66,12 +66,12 @@ class FromTheRoot(Replay):
     def _take(self, calls: list[Call]) -> float | None:
         """Plays the tape. Where the loss is hidden, it passes back the gradients that arrived at the outputs of the
         network."""
-        values: dict[int, Tensor] = {}
+        values: dict[Slot, Tensor] = {}
         self.latest: Called | None = None
         self.outputs: dict[str, list[Any]] = {}  # by module with inner values those of its calls
         self.times_made: Counter[tuple[str, int]] = Counter()  # of each inner value
         self.own: dict[str, GradientError] = {}
-        self.written = {op.writes.number for op in self.events if isinstance(op, Op) and op.writes is not None}
+        self.written = {op.writes for op in self.events if isinstance(op, Op) and op.writes is not None}
         number, loss, self.exact = 0, 0.0, 0.0
         self.shares: list[tuple[Op | None, float]] = []
         losses: list[tuple[Op | None, Tensor]] = []
@@ -87,7 +87,7 @@ class FromTheRoot(Replay):
                 number += 1
                 for slot, value in zip(event.slots, outputs, strict=True):
                     if slot is not None:
-                        values[slot.number] = value
+                        values[slot] = value
                         if value.numel() == 1 and value.requires_grad:
                             losses.append((None, value))
             elif isinstance(event, Op):
@@ -97,7 +97,7 @@ class FromTheRoot(Replay):
                 self.play(event, values)
                 result = event.results[0] if event.results else None
                 if event.labels is not None and event.scalar and result is not None:
-                    losses.append((event, values[result.number]))
+                    losses.append((event, values[result]))
             else:
                 self.passing("loss")
                 for _, value in losses:
@@ -112,7 +112,7 @@ class FromTheRoot(Replay):
         coarse = any(isinstance(e, Op) and set(e.dtypes) & set(HALF) for e in self.events)
         return loss if coarse else self.exact
 
-    def _called(self, event: Called, call: Call, values: dict[int, Tensor]) -> Any:
+    def _called(self, event: Called, call: Call, values: dict[Slot, Tensor]) -> Any:
         """Calls the network as it was called then, keeps its inner values, and returns its output."""
         generators.put_back(event.generators)
         set_attributes(self.network, event.attributes, self.dtype)
@@ -129,7 +129,7 @@ class FromTheRoot(Replay):
         return self._output(result, event.part) if event.part and self.is_forcing else result
 
     @contextmanager
-    def _keeping(self, inner: Sequence[Inner], values: dict[int, Tensor]) -> Iterator[None]:
+    def _keeping(self, inner: Sequence[Inner], values: dict[Slot, Tensor]) -> Iterator[None]:
         """Keeps values that the network computes in the call that is made while it is entered."""
         self.outputs = {each.module: [] for each in inner if not each.attribute}
         modules = {name: self.network.get_submodule(name) for name in self.outputs if name not in self.record.calls}
@@ -147,7 +147,7 @@ class FromTheRoot(Replay):
                 made = tree_leaves(vars(self.network.get_submodule(each.module))[each.attribute])
             else:
                 made = self.outputs[each.module][each.number]
-            values[each.slot.number] = self._gone_on_from(each, made[each.place])
+            values[each.slot] = self._gone_on_from(each, made[each.place])
 
     def _gone_on_from(self, inner: Inner, value: Tensor) -> Tensor:
         """Compares an inner value with the one that the loop had, and goes on from the loop's, as at a layer."""
@@ -166,15 +166,15 @@ class FromTheRoot(Replay):
         if name in self.outputs:
             self.outputs[name].append(outputs)
 
-    def back(self, root: Root, values: Mapping[int, Tensor]) -> None:
+    def back(self, root: Root, values: Mapping[Slot, Tensor]) -> None:
         """Takes a backward from a root."""
-        ends = [values[slot.number] for slot in root.slots]
+        ends = [values[slot] for slot in root.slots]
         grads = [None if g is None else g.to(self.dtype) for g in root.gradients]
         if all(end.numel() == 1 for end in ends):
             self.exact += sum(float(end.detach()) for end in ends)
         torch.autograd.backward(ends, grads)
 
-    def play(self, op: Op, values: dict[int, Tensor]) -> None:
+    def play(self, op: Op, values: dict[Slot, Tensor]) -> None:
         """Calls a function again, with the values that it is given here."""
         if op.generator is not None:
             torch.set_rng_state(op.generator)
@@ -190,8 +190,8 @@ class FromTheRoot(Replay):
                 is_stored = (dtype in HALF or (self.stores_all and is_real(value))) and op.writes is None
                 stored = _Stored.apply(value, self) if is_stored else value
                 # What is written into later must not be a view that a function of ours made.
-                is_written = is_stored and slot.number in self.written and not value._is_view()
-                values[slot.number] = stored.clone() if is_written else stored
+                is_written = is_stored and slot in self.written and not value._is_view()
+                values[slot] = stored.clone() if is_written else stored
 
     def _own(self, function: OwnFunction, args: Any) -> Any:
         """Calls a function of the user's own, which may round each of its results as a layer does."""
@@ -206,13 +206,13 @@ class FromTheRoot(Replay):
             node.register_hook(lambda _, __: self.passing("loss"))
         return result
 
-    def _leaf(self, leaf: Any, values: dict[int, Tensor]) -> Any:
+    def _leaf(self, leaf: Any, values: dict[Slot, Tensor]) -> Any:
         if isinstance(leaf, Slot):
-            if leaf.number not in values:
+            if leaf not in values:
                 if leaf.first is None:
                     raise NotReplayedError("the loop goes on from values that it had before these gradients")
-                values[leaf.number] = self._constant(leaf.first).clone()
-            return values[leaf.number]
+                values[leaf] = self._constant(leaf.first).clone()
+            return values[leaf]
         if isinstance(leaf, Own):
             return self.network.get_parameter(leaf.name)
         if isinstance(leaf, torch.dtype) and leaf.is_floating_point:

@@ -24,12 +24,12 @@ from mpcompare.watching.attributes import Attributes
 CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Slot:
-    """A value of the tape, by its number; ``first`` is its value where the tape did not compute it."""
+    """A value of the tape."""
 
-    number: int
-    first: Tensor | None = None
+    first: Tensor | None = None  # the value itself where the tape did not compute it
+    hidden: str = ""  # what it depends on that nobody saw; empty where all is known
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class Called:
         layers = [call for calls in self.layers.values() for call in calls]
         return frozenset(number for call in layers for number in (call.first, *call.later)) - {-1}
 
-    def needs(self) -> Iterator[int]:
-        """Yields the numbers of the slots that it is given."""
-        yield from (each.number for each in self.given.values() if isinstance(each, Slot))
+    def needs(self) -> Iterator[Slot]:
+        """Yields the slots that it is given."""
+        yield from (each for each in self.given.values() if isinstance(each, Slot))
 
 
 @dataclass(eq=False)
@@ -131,9 +131,9 @@ class Op:
         if self.generator is not None and torch.equal(self.generator, torch.get_rng_state()):
             self.generator = None
 
-    def needs(self) -> Iterator[int]:
-        """Yields the numbers of the slots that it is given."""
-        yield from (leaf.number for leaf in self.leaves if isinstance(leaf, Slot))
+    def needs(self) -> Iterator[Slot]:
+        """Yields the slots that it is given."""
+        yield from (leaf for leaf in self.leaves if isinstance(leaf, Slot))
 
 
 @dataclass(eq=False)
@@ -172,15 +172,10 @@ class Tape:
         self.events: list[Event] = []
         self.slots: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.own: WeakKeyDictionary[Any, Op] = WeakKeyDictionary()  # by its node a call of a function of the user's own
-        self.hidden: dict[int, str] = {}  # by the number of a slot, what it depends on that nobody saw
-        self.count = 0
 
     def slot(self, tensor: Tensor, first: Tensor | None = None, hidden: str = "") -> Slot:
         """Returns a new slot of a tensor."""
-        self.count += 1
-        self.slots[tensor] = new = Slot(self.count, first)
-        if hidden:
-            self.hidden[self.count] = hidden
+        self.slots[tensor] = new = Slot(first, hidden)
         return new
 
     def begin(self, func: Callable[..., Any], args: Any, kwargs: Any, scaled: bool) -> tuple[Op, Tensor] | None:
@@ -212,7 +207,7 @@ class Tape:
             tracked = isinstance(t, Tensor) and t.requires_grad
             slots.append(None if not tracked else op.writes if t is first else self.slot(t, hidden=op.hidden))
         if op.hidden and op.writes:
-            self.hidden[op.writes.number] = op.hidden
+            op.writes.hidden = op.hidden
         if not op.mutates and slots and slots[0] is None and isinstance(found[0], Tensor) and found[0].requires_grad:
             slots[0] = self.slots.get(found[0])  # a cast that changes nothing hands on what it was given
         op.returned(found, slots)
@@ -269,8 +264,8 @@ class Tape:
         """Returns what stands for a tensor on the tape: its slot, a parameter, or a copy. ``hidden`` is given the name
         of a function that it depends on and that nobody saw."""
         if (slot := self.slots.get(tensor) or self._of_own(tensor)) is not None:
-            if slot.number in self.hidden:
-                hidden.append(self.hidden[slot.number])
+            if slot.hidden:
+                hidden.append(slot.hidden)
             return slot
         if (name := self.names.get(id(tensor))) is not None:
             return Own(name)
@@ -289,7 +284,7 @@ class Tape:
         start = self.events.index(kept[0])
         later = [e for e in self.events[start:] if isinstance(e, Op) or e in kept]
         earlier = [e for e in self.events[:start] if isinstance(e, Op)]
-        self.events = [*needed(earlier, (number for e in later for number in e.needs())), *later]
+        self.events = [*needed(earlier, (slot for e in later for slot in e.needs())), *later]
 
 
 def _functions(ends: Sequence[Tensor], outputs: Container[int]) -> Iterator[Any]:
@@ -303,34 +298,33 @@ def _functions(ends: Sequence[Tensor], outputs: Container[int]) -> Iterator[Any]
             yield node
 
 
-def of_the_network(events: Sequence[Event]) -> set[int]:
-    """Returns the numbers of the slots that depend on parameters of the network, by its calls or otherwise."""
-    found: set[int] = set()
+def of_the_network(events: Sequence[Event]) -> set[Slot]:
+    """Returns the slots that depend on parameters of the network, by its calls or otherwise."""
+    found: set[Slot] = set()
     for event in events:
         if isinstance(event, Called):
-            found.update(slot.number for slot in event.slots if slot is not None)
-            found.update(inner.slot.number for inner in event.inner)
+            found.update(slot for slot in event.slots if slot is not None)
+            found.update(inner.slot for inner in event.inner)
         elif isinstance(event, Op) and (event.has_own or not found.isdisjoint(event.needs())):
-            found.update(slot.number for slot in (*event.results, event.writes) if slot is not None)
+            found.update(slot for slot in (*event.results, event.writes) if slot is not None)
     return found
 
 
-def needed(events: Sequence[Event], numbers: Iterable[int] = ()) -> list[Event]:
+def needed(events: Sequence[Event], slots: Iterable[Slot] = ()) -> list[Event]:
     """Returns the events on which the roots depend, and through parameters the inputs of the network.
 
     Args:
-        numbers: of slots that are needed, too.
+        slots: that are needed, too.
     """
-    wanted, own = set(numbers), of_the_network(events)
+    wanted, own = set(slots), of_the_network(events)
     kept: list[Event] = []
     for event in reversed(events):
         if isinstance(event, Root):
-            wanted.update(slot.number for slot in event.slots)
+            wanted.update(event.slots)
         elif isinstance(event, Called):
             wanted.update(own.intersection(event.needs()))
         else:
-            written = event.writes is not None and event.writes.number in wanted
-            if not written and not any(slot and slot.number in wanted for slot in event.results):
+            if event.writes not in wanted and not wanted.intersection(event.results):
                 continue
             wanted.update(event.needs())
         kept.append(event)

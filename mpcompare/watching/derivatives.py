@@ -25,7 +25,7 @@ from mpcompare import generators
 from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
-from mpcompare.watching.own_functions import Ended, OwnFunction, called, forward_of, has_context, leave, listen
+from mpcompare.watching.own_functions import Ended, called, forward_of, has_context, leave, listen
 
 STEP = 1e-4  # of a finite difference, by the size of the arguments: an error of about 1e-8 in float64
 SAME = 2.0**-12  # derivatives that are no further apart, as a part of them: half a unit of the last digit of fp16
@@ -53,10 +53,10 @@ class Derivatives:
         def calls() -> int:
             return sum(map(len, replay.arrived.values()))
 
-        def begins(function: OwnFunction, args: tuple[Any, ...]) -> Ended:
-            if finds_out or function.kind in self._wrong:  # copies: forward may write into what it is given
+        def begins(kind: type[Function], args: tuple[Any, ...]) -> Ended:
+            if finds_out or kind in self._wrong:  # copies: forward may write into what it is given
                 args = tuple(a.detach().clone().requires_grad_(a.requires_grad) if is_real(a) else a for a in args)
-            return partial(ends, function.kind, args, calls(), torch.get_rng_state())
+            return partial(ends, kind, args, calls(), torch.get_rng_state())
 
         def ends(kind: type[Function], args: Any, before: int, generator: Tensor, node: Any, _: Any) -> None:
             if calls() != before:

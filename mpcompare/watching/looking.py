@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import Function
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -176,7 +177,7 @@ class Look(TorchFunctionMode):
         busy = self._inside or self.steps.step or self.guard.calls or own_functions.is_called()
         return self.on and not busy and torch._C._current_graph_task_id() == -1
 
-    def _own(self, function: own_functions.OwnFunction, args: tuple[Any, ...]) -> own_functions.Ended | None:
+    def _own(self, function: type[Function], args: tuple[Any, ...]) -> own_functions.Ended | None:
         """Is told of a function of the user's own before it is called, and returns what is to be told of its result."""
         if not self._is_of_loop() or not all(isinstance(each, PLAIN) for each in tree_leaves(args)):
             return None

@@ -12,21 +12,11 @@ import torch
 from torch.autograd.function import BackwardCFunction, Function
 
 Ended = Callable[[Any, Any], None]  # is given the node of autograd's graph, which is the context, and the result
-Listener = Callable[["OwnFunction", tuple[Any, ...]], Ended | None]
+Listener = Callable[[type[Function], tuple[Any, ...]], Ended | None]
 _listeners: list[Listener] = []
 _replaced: list[tuple[type[Function], str, Any]] = []  # class, method, and what the class itself had
 _begun: list[list[Ended]] = []  # of functions whose context is set up by another method
 _inside = [0]
-
-
-class OwnFunction:
-    """A function of the user's own, called as one of torch."""
-
-    def __init__(self, kind: type[Function]) -> None:
-        self.kind, self.__name__ = kind, kind.__name__
-
-    def __call__(self, *args: Any) -> Any:
-        return self.kind.apply(*args)
 
 
 def listen(listener: Listener) -> None:
@@ -92,7 +82,7 @@ def _replace(kind: type[Function]) -> None:
         if torch.compiler.is_compiling() or is_called():
             return forward(*given)
         args = given[1:] if with_context else given
-        ends = [listener(OwnFunction(kind), args) for listener in _listeners]
+        ends = [listener(kind, args) for listener in _listeners]
         with called():
             result = forward(*given)
         _begun.append([end for end in ends if end is not None])

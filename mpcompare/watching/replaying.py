@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import Function
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -24,7 +25,6 @@ from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
-from mpcompare.watching.own_functions import OwnFunction
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import CASTS, Called, Event, Inner, Op, Own, Root, Slot, needed
 
@@ -180,7 +180,7 @@ class FromTheRoot(Replay):
             torch.set_rng_state(op.generator)
         leaves = [self._leaf(leaf, values) for leaf in op.leaves]
         args, kwargs = tree_unflatten(leaves, op.spec)
-        if isinstance(op.func, OwnFunction):
+        if isinstance(op.func, type):
             result = self._own(op.func, args)
         else:
             result = args[0].to(self.dtype) if op.func in CASTS else op.func(*args, **kwargs)
@@ -193,11 +193,11 @@ class FromTheRoot(Replay):
                 is_written = is_stored and slot in self.written and not value._is_view()
                 values[slot] = stored.clone() if is_written else stored
 
-    def _own(self, function: OwnFunction, args: Any) -> Any:
+    def _own(self, function: type[Function], args: Any) -> Any:
         """Calls a function of the user's own, which may round each of its results as a layer does."""
         self.passing("forward")
         try:
-            result = function(*map(self.weights.taken, args))
+            result = function.apply(*map(self.weights.taken, args))
         except Exception as error:
             raise NotInFloat64Error(function.__name__) from error
         self.passing("loss")

@@ -97,9 +97,9 @@ class Called:
 
 @dataclass(eq=False)
 class Op:
-    """A function of torch that the loop calls."""
+    """A function of torch that the loop calls, or one of the user's own."""
 
-    func: Callable[..., Any]
+    func: Callable[..., Any]  # of the user's own the class
     # leaves, spec: its arguments; a slot, or a parameter, in the place of each tensor that depends on one
     leaves: list[Any]
     spec: TreeSpec

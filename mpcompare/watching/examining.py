@@ -60,15 +60,16 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
         return Replayed(precision.name, None, "its gradients hold inf or NaN", dtypes=dtypes)
     hidden = next((root.hidden for root in seen.roots if root.hidden), "")
     apart = {name for root in seen.roots if root.hidden for name in root.uses} | seen.hooked
-    made: list[FromTheRoot] = []
+    first: list[FromTheRoot] = []  # the exact one; those that follow are samples, and are freed
     derivatives = look.derivatives  # the look itself is freed when it was compared
     kernels = Kernels()
 
     def make(*args: Any) -> FromTheRoot:
         replay = FromTheRoot(*args)
-        replay.events, replay.kernels = tuple(seen.tape), Kernels() if made else kernels
-        replay.derivatives, replay.finds_out = derivatives, not made
-        made.append(replay)
+        replay.events, replay.derivatives = tuple(seen.tape), derivatives
+        if not first:
+            replay.kernels, replay.finds_out = kernels, True
+            first.append(replay)
         return replay
 
     try:
@@ -94,9 +95,9 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
         known = {name: e for name, e in layers.gradients.items() if name not in apart}
         layers = replace(layers, gradients=known, rounding={name: layers.rounding[name] for name in known})
     alike = {at: place for at, place in layers.places.items() if at in kernels.alike}
-    reference = replace(layers, places=alike, gradients=dict(made[0].own))
+    reference = replace(layers, places=alike, gradients=dict(first[0].own))
     unseen = f"it depends on {hidden}, of which no function of torch was seen" if hidden else ""
-    return Replayed(precision.name, layers, unseen, made[0].shares, dtypes, reference)
+    return Replayed(precision.name, layers, unseen, first[0].shares, dtypes, reference)
 
 
 def _computes(calls: Sequence[Call]) -> str:

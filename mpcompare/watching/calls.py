@@ -68,7 +68,7 @@ class Calls:
             attributes=attributes,
             trained=trained,
             first=first,
-            begins=_next_number(),
+            begins=torch.autograd._get_sequence_nr() - 1,
             given={at: slot for at, slot in slots.items() if slot is not None},
             foreign=bool(inputs),
             moves=self.moves,
@@ -229,12 +229,6 @@ def _of_calls(calls: Sequence[Called], tape: Sequence[Event]) -> list[Op]:
             slots |= {slot for slot in event.results if slot is not None}
             found.append(event)
     return found
-
-
-def _next_number() -> int:
-    """Returns the number that autograd gives a function now; those that come later get larger ones."""
-    node: Any = torch.zeros((), requires_grad=True).view(()).grad_fn
-    return int(node._sequence_nr())
 
 
 class _Noted(Noted):

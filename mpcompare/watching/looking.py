@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from mpcompare.verdict.examine.forced.record import Hook
+from mpcompare.verdict.examine.forced.record import Hook, in_backward
 from mpcompare.watching import own_functions, scalers
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.derivatives import Derivatives
@@ -142,7 +142,7 @@ class Look(TorchFunctionMode):
 
     def _call(self, part: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._inside += 1
-        if self._inside > 1 or torch._C._current_graph_task_id() != -1:
+        if self._inside > 1 or in_backward():
             return
         self.sums.calls.count += 1
         given = (args, kwargs)
@@ -153,7 +153,7 @@ class Look(TorchFunctionMode):
 
     def _returned(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         self._inside -= 1
-        if self._inside or torch._C._current_graph_task_id() != -1:
+        if self._inside or in_backward():
             return
         if self._left:
             self.__enter__()
@@ -175,7 +175,7 @@ class Look(TorchFunctionMode):
     def _is_of_loop(self) -> bool:
         """Returns whether it is the loop's own code that calls a function."""
         busy = self._inside or self.steps.step or self.guard.calls or own_functions.is_called()
-        return self.on and not busy and torch._C._current_graph_task_id() == -1
+        return self.on and not busy and not in_backward()
 
     def _own(self, function: type[Function], args: tuple[Any, ...]) -> own_functions.Ended | None:
         """Is told of a function of the user's own before it is called, and returns what is to be told of its result."""

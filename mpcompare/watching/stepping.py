@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import LossScale
+from mpcompare.verdict.examine.forced.record import in_backward
 from mpcompare.verdict.examine.numerics import numbers, spread, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching import scalers
@@ -70,8 +71,7 @@ class Steps:
     def _taken(self, name: str) -> Taken:
         """Returns a step that an optimizer is about to take."""
         owned, optimizer = self._owned(name), self.attached.optimizers[name]
-        in_backward = torch._C._current_graph_task_id() != -1
-        total = None if in_backward else self.sums.close({n for n, _ in owned})
+        total = None if in_backward() else self.sums.close({n for n, _ in owned})
         settings: dict[str, dict[str, Any]] = {}
         names = self.sums.calls.names
         for group in optimizer.param_groups:
@@ -93,7 +93,7 @@ class Steps:
             asked=self.sums.asked,
             outside=dict(self.sums.outside),
             dtypes={n: dtype_name(p.dtype) for n, p in owned},
-            in_backward=in_backward,
+            in_backward=in_backward(),
         )
 
     def _owned(self, name: str) -> list[tuple[str, Tensor]]:

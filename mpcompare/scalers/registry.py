@@ -13,14 +13,6 @@ INSTALL = "pip install 'mpcompare[scalers]'"  # brings all of them
 
 
 @dataclass(frozen=True)
-class Code:
-    """The origin of the code that computes a scale."""
-
-    own: bool  # whether it is the library's own; if not, it is its policy in policies.py
-    said: str  # the library, and its version or why its own code is not used
-
-
-@dataclass(frozen=True)
 class Library:
     """A library with a dynamic loss scale."""
 
@@ -34,15 +26,15 @@ class Library:
         """The version that is installed; None if there is none."""
         return version(self.package)
 
-    def scaler(self, policy: ScalerPolicy) -> tuple[Scaler, Code]:
-        """Returns the library's own scaler, or a copy of the policy, and which of the two it is."""
+    def scaler(self, policy: ScalerPolicy) -> tuple[Scaler, str]:
+        """Returns the library's own scaler and its version, or a copy of the policy and why that stands in for it."""
         why = "not installed"
         if self.installed is not None:
             try:
-                return self.own(policy), Code(own=True, said=f"{self.package} {self.installed}")
+                return self.own(policy), f"{self.package} {self.installed}"
             except Exception as error:  # a library that does not fit this machine may fail in any way
                 why = f"{self.installed} fails: {in_full(error)}"
-        return replace(policy), Code(own=False, said=f"{self.name} ({why})")
+        return replace(policy), f"{self.name} ({why})"
 
 
 DEEPSPEED = AsInDeepSpeed(growth_interval=1000, hysteresis=2, min_scale=1.0)

@@ -24,8 +24,8 @@ def show(console: Console, traces: Sequence[Trace], steps: Sequence[OverflowStep
             _print(console, f"{trace.name}: ends training with an error at step {len(trace.steps)}")
     if unknown := ", ".join(f"{trace.name} {trace.unknown}" for trace in traces if trace.unknown):
         _print(console, f"Steps at a scale of which the record says nothing, which end as in the run: {unknown}")
-    _print(console, "own code: " + ", ".join(trace.code.said for trace in traces if trace.code.own))
-    if stand_ins := [trace.code.said for trace in traces if not trace.code.own]:
+    _print(console, "own code: " + ", ".join(trace.origin for trace in traces if trace.own))
+    if stand_ins := [trace.origin for trace in traces if not trace.own]:
         _print(console, f"by the policies here: {', '.join(stand_ins)}; {INSTALL} brings the libraries")
 
 

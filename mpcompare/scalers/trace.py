@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mpcompare.precision import FP32
 from mpcompare.scalers.overflows import OverflowStep, power
 from mpcompare.scalers.policies import Scaler, ScalerPolicy, ScalerStopped, good_steps_to_grow
-from mpcompare.scalers.registry import Code, Library
+from mpcompare.scalers.registry import Library
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Trace:
 
     name: str
     policy: ScalerPolicy
-    code: Code
+    origin: str  # the library, and its version or why its own code is not used
+    own: bool  # whether the library's own code took the steps; if not, its policy in policies.py
     start: float
     steps: Sequence[TakenStep]
 
@@ -50,8 +51,9 @@ class Trace:
 
 def trace(library: Library, policy: ScalerPolicy, steps: Sequence[OverflowStep]) -> Trace:
     """Lets a library's scaler take ``steps``, or its policy where the library is not installed."""
-    scaler, code = library.scaler(policy)
-    return Trace(library.name, policy, code, scaler.scale, take(scaler, steps))
+    scaler, origin = library.scaler(policy)
+    own = not isinstance(scaler, ScalerPolicy)
+    return Trace(library.name, policy, origin, own, scaler.scale, take(scaler, steps))
 
 
 def take(scaler: Scaler, steps: Sequence[OverflowStep]) -> list[TakenStep]:

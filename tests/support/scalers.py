@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpcompare.scalers.overflows import OverflowStep
-from mpcompare.scalers.registry import LIBRARIES, Code
+from mpcompare.scalers.registry import LIBRARIES
 from mpcompare.scalers.trace import Trace, take
 
 
@@ -13,7 +13,7 @@ def by_policy(name: str, steps: Sequence[OverflowStep], said: str | None = None,
     """Returns the trace of a library's policy with other ``options``; ``said``: as if by the library's own code."""
     policy = replace(LIBRARIES[name].policy, **options)
     start = policy.scale
-    return Trace(name, policy, Code(said is not None, said or name), start, take(policy, steps))
+    return Trace(name, policy, said or name, said is not None, start, take(policy, steps))
 
 
 def all_by_policy(steps: Sequence[OverflowStep], **options: Any) -> list[Trace]:

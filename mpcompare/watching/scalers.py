@@ -62,11 +62,6 @@ def _told(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def scale_of(scaler: Any) -> float:
-    """Returns the loss scale without making it, as ``get_scale`` would not either."""
-    return float(scaler.get_scale())
-
-
 def found_inf(scaler: Any, optimizer: torch.optim.Optimizer | None = None) -> bool:
     """Returns whether a scaler has found inf or NaN in the gradients of an optimizer since its last ``update``; None:
     in those of any."""
@@ -79,7 +74,7 @@ def policy_of(scaler: Any) -> LossScale | None:
     """Returns the policy of a scaler from where it is now on; None where it is none of ours."""
     factors = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
     try:
-        policy = DynamicLossScale(scale_of(scaler), *factors)
+        policy = DynamicLossScale(float(scaler.get_scale()), *factors)
     except InputError:
         return None
     policy.growth_tracker = int(scaler._get_growth_tracker())

@@ -77,7 +77,7 @@ class Steps:
         for group in optimizer.param_groups:
             shared = {key: _number(value) for key, value in group.items() if key != "params"}
             settings |= {names[id(p)]: shared for p in group["params"] if id(p) in names}
-        scale = scalers.scale_of(self.scaler) if self.scaler is not None else 1.0
+        scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
         by_hand = total is not None and scale != 1 and any(factor == scale for factor, _ in total.factors())
         return Taken(
             optimizer=name,
@@ -143,7 +143,7 @@ class Steps:
         if method == "update":
             if scaler is not self.scaler:
                 return None
-            scale, inf = scalers.scale_of(scaler), scalers.found_inf(scaler)
+            scale, inf = float(scaler.get_scale()), scalers.found_inf(scaler)
             return partial(self._updated, scaler, scale, inf, bool(args) and args[0] is not None)
         if method == "scale":
             self._found(scaler, self.scaler is None)
@@ -172,7 +172,7 @@ class Steps:
             self._finish(taken)
 
     def _updated(self, scaler: Any, scale: float, inf: bool, given: bool) -> None:
-        self.scales.append(ScaleChange(scale, scalers.scale_of(scaler), inf, given))
+        self.scales.append(ScaleChange(scale, float(scaler.get_scale()), inf, given))
 
 
 def _number(value: Any) -> Any:

@@ -36,7 +36,7 @@ def of_updates(look: Look, updates: Mapping[str, Updates]) -> Iterator[Defect]:
 
 def _moments(update: Updates) -> Iterator[Defect]:
     """Yields what an optimizer remembers after an update that its rule makes, and that the rule does not keep so."""
-    for number, kept in zip(update.numbers, update.moments, strict=True):
+    for number, kept in update.moments.items():
         for kind in dict.fromkeys(kind for kind, _ in kept):
             wrong = {name: excess for (of, name), excess in kept.items() if of == kind and not excess <= 1}
             if wrong:

@@ -139,8 +139,8 @@ class Updates:
     drive: Drive  # its steps, as the examination of a backend has them
     rules: dict[str, str]  # by parameter the name of the rule that makes its updates; empty where none does
     unknown: dict[str, str]  # why a parameter's updates are not compared, by the reason
-    numbers: list[int]  # of the steps, those that are updates
-    moments: list[Moments]  # by update, kind and parameter the largest error over its bound of what a known rule keeps
+    # by the number of each step that is an update the largest errors over their bounds of what a known rule keeps
+    moments: dict[int, Moments]
 
 
 def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> Updates:
@@ -150,11 +150,10 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> U
     errors: list[dict[str, UpdateError]] = []
     chosen: dict[str, Rule] = {}
     unknown: dict[str, str] = {}
-    numbers: list[int] = []
     wrong: list[Wrong] = []
     odd: list[Wrong] = []  # right by their own code, and by no rule that we know
     by_known: dict[int, dict[str, UpdateError]] = {}
-    moments: list[Moments] = []
+    moments: dict[int, Moments] = {}
     for number, step in enumerate(taken):
         seen = Seen(0.0, 0.0, step.raw, step.given, step.before, step.after, step.scale, step.skipped)
         finite = step.finite if step.skipped else all(map(math.isfinite, step.norms.values()))
@@ -187,8 +186,7 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> U
                 odd.append((step, number, tried[0][0], names))
                 by_known.setdefault(len(errors), {}).update(tried[0][1])
         errors.append(found)
-        moments.append(kept)
-        numbers.append(number + 1)
+        moments[number + 1] = kept
         nothing = not any(e.lost > e.lost_in_fp32 for e in found.values())
         steps.append(said if seen.moved or not nothing else replace(said, moved=True))
     if odd and not _is_another(optimizer, odd[0], compute) and _is_mistake(odd, compute, but=EPS_BEFORE):
@@ -202,7 +200,7 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> U
         known_mistakes=_mistakes(wrong, compute),
         digits=digits({k: v for k, v in state.items() if v}) if wrong else {},
     )
-    return Updates(drive, {n: rule.name for n, rule in chosen.items()}, unknown, numbers, moments)
+    return Updates(drive, {n: rule.name for n, rule in chosen.items()}, unknown, moments)
 
 
 def _is_mistake(wrong: Sequence[Wrong], compute: torch.dtype, but: str = "") -> bool:

@@ -24,7 +24,7 @@ class Attached:
     optimizers: Optimizers  # torch's own, by the names that the user gave them
     compiled: bool  # whether a compiler has the network, so that its layers call no hooks
     others: int  # the number of parameters of the optimizers that the network does not have
-    eager: bool = False  # whether the loop runs without the compiler while it is looked at
+    eager: bool  # whether the loop runs without the compiler while it is looked at
 
     @property
     def models(self) -> dict[str, nn.Module]:
@@ -48,7 +48,7 @@ class Attached:
         return next((name for name, each in self.optimizers.items() if each is inner), None)
 
 
-def attached(model: Any, optimizer: Any, eager: bool = False) -> Attached:
+def attached(model: Any, optimizer: Any, eager: bool) -> Attached:
     """Returns what there is to watch.
 
     Raises:

@@ -203,7 +203,7 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> U
     return Updates(drive, {n: rule.name for n, rule in chosen.items()}, unknown, moments)
 
 
-def _is_mistake(wrong: Sequence[Wrong], compute: torch.dtype, but: str = "") -> bool:
+def _is_mistake(wrong: Sequence[Wrong], compute: torch.dtype, but: str) -> bool:
     """Returns whether a known mistake, another than ``but``, makes all these updates."""
     return any(each.excess <= 1 and made != but for made, each in _mistakes(wrong, compute).items())
 

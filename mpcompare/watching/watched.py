@@ -49,9 +49,7 @@ class Watch:
             before.
     """
 
-    def __init__(
-        self, model: Any, optimizer: Any, steps: int = 5, after: int = 0, every: int | None = None, eager: bool = False
-    ) -> None:
+    def __init__(self, model: Any, optimizer: Any, steps: int, after: int, every: int | None, eager: bool) -> None:
         check_whole("watch: steps", steps, at_least=1)
         check_whole("watch: after", after, at_least=0)
         if every is not None:

@@ -28,7 +28,8 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
         checks.check_model(call.model)
     loss = None if call.loss is None else checks.read_loss(call.loss)
     overrides = [] if call.optimizer is None else list(_optimizer(call.optimizer, call.model, objects))
-    in_memory = None
+    asked = call.batch_size or _knob(call, "task", "batch_size")
+    size, in_memory = asked or samples.batch_size_of(call.data), None
     if isinstance(call.data, str):
         checks.check_data(call.data)
         overrides.append(f"data={call.data}")
@@ -36,9 +37,8 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
         overrides += ["data=function", f"++data={written('data', objects.function(call.data, 'data'))}"]
     elif call.data is not None:
         loss = loss or ("model" if samples.has_labels(call.data) else None)
-        in_memory = _in_memory(call, loss)
-        size = _batch_size(call) or samples.batch_size_of(call.data)
-        if size and _batch_size(call) is None:
+        in_memory = _in_memory(call, loss, size or BATCH_SIZE)
+        if size and asked is None:
             overrides.append(f"++task.batch_size={size}")
         overrides += ["data=function", f"++data={written('data', objects.function(_loader(in_memory), 'data'))}"]
     if loss is not None:
@@ -48,7 +48,7 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
         return overrides
     make = _copies_of(call.model) if isinstance(call.model, nn.Module) else call.model
     if in_memory is not None:
-        _try(make, loss or "cross_entropy", in_memory, _batch_size(call) or samples.batch_size_of(call.data))
+        _try(make, loss or "cross_entropy", in_memory, size)
     return ["task=module", f"++task.model={written('model', objects.call(make, 'model'))}", *overrides]
 
 
@@ -61,20 +61,16 @@ def _optimizer(optimizer: Any, model: Any, objects: Objects) -> Iterator[str]:
         yield f"++task.optimizer.{name}={written(name, value)}"
 
 
-def _batch_size(call: Any) -> int | None:
-    """Returns the batch size that the call asks for, by whatever name."""
-    task: Any = call.knobs.get("task")
-    of_task = task.get("batch_size") if isinstance(task, Mapping) else None
-    size: int | None = call.batch_size or call.knobs.get("task.batch_size", of_task)
-    return size
+def _knob(call: Any, section: str, name: str) -> Any:
+    """Returns a value of a section that the call sets, by whatever name; None where it sets none."""
+    of_section = call.knobs.get(section)
+    return call.knobs.get(f"{section}.{name}", of_section.get(name) if isinstance(of_section, Mapping) else None)
 
 
-def _in_memory(call: Any, loss: Any) -> samples.Parts:
+def _in_memory(call: Any, loss: Any, batch_size: int) -> samples.Parts:
     """Returns the samples of the caller's data, as many as the training and a few batches of held-out ones need."""
-    batch_size = _batch_size(call) or samples.batch_size_of(call.data) or BATCH_SIZE
-    train: Any = call.knobs.get("train", {})
-    steps = call.steps or call.knobs.get("train.steps") or (train.get("steps") if isinstance(train, Mapping) else None)
-    wanted = ((steps or STEPS) + WARMUP) * batch_size * (samples.HELD_OUT + 1) // samples.HELD_OUT
+    steps = call.steps or _knob(call, "train", "steps") or STEPS
+    wanted = (steps + WARMUP) * batch_size * (samples.HELD_OUT + 1) // samples.HELD_OUT
     return samples.parts_of(call.data, wanted, call.model, loss or "cross_entropy")
 
 

@@ -69,9 +69,10 @@ class BackendUnavailable(Exception):  # noqa: N818 - it is a cell of the table, 
     """A backend cannot be had here, or cannot train this kind of network. The reason is one line."""
 
 
-def fail(message: str) -> NoReturn:
-    """Ends the program with one line on stderr and exit code 2."""
-    print(f"mpcompare: error: {one_line(message)}", file=sys.stderr)
+def fail(*messages: str) -> NoReturn:
+    """Ends the program with a line on stderr for each different message, and exit code 2."""
+    for message in dict.fromkeys(map(one_line, messages)):
+        print(f"mpcompare: error: {message}", file=sys.stderr)
     sys.exit(2)
 
 

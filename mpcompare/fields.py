@@ -243,6 +243,7 @@ class Result:
     seed: Any  # the same
     config: dict[str, Any]  # the whole configuration; a finished run's is a :class:`Config`
     error: str = ""  # why the run did not finish; empty where nothing is known of that
+    wrong_input: bool = False  # whether that is something wrong with its input, which was found before a step was taken
     sweep: str | None = None  # a hash of the folder of its sweep
     set_up: SetUpRecord | None = None
     machine: ProvenanceRecord | None = None

@@ -181,6 +181,13 @@ def status(folder: Path) -> str | None:
         return None
 
 
+def wrong_inputs(sweep: Path) -> list[str]:
+    """Returns what is wrong with the input of each run of a sweep; nothing where a run got further than that."""
+    results = [read_json(path) for path in sorted(sweep.rglob(RESULT))]
+    wrong = all(each["status"] == "failed" and each.get("wrong_input") for each in results)
+    return [str(each["error"]) for each in results] if wrong else []
+
+
 def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
     """Completes the record of a run whose process is gone: one that says ``running`` or ``planned`` has failed for
     ``cause``.

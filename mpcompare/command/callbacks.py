@@ -30,12 +30,15 @@ class ReportOfJobs(Callback):
         _check_asked(config)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Draws the report. Ends the program with exit code 1 if a job failed, or differs and report.strict is set."""
-        from mpcompare.report.report import report
-
+        """Draws the report. Ends the program with exit code 1 if a job failed, or differs and report.strict is set.
+        Where the input of every job is wrong, says that alone, with exit code 2."""
         if config.hydra.launcher._target_ == PLANS:
             return  # nothing was run
         folder = Path(config.hydra.sweep.dir)
+        if wrong := _wrong_inputs(folder):
+            fail(*wrong)
+        from mpcompare.report.report import report
+
         try:
             settings = (OmegaConf.select(config, f"report.{key}") for key in ("baseline", "allow", "strict", "formats"))
             good = report([folder], folder / "report", *settings)
@@ -46,6 +49,15 @@ class ReportOfJobs(Callback):
             sys.exit(1)
         if not good:
             sys.exit(1)
+
+
+def _wrong_inputs(folder: Path) -> list[str]:
+    from mpcompare.records import wrong_inputs
+
+    try:
+        return wrong_inputs(folder)
+    except (OSError, ValueError, TypeError, KeyError):
+        return []  # the report says which record cannot be read
 
 
 def _check_asked(config: DictConfig) -> None:

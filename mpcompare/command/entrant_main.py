@@ -112,4 +112,5 @@ class _ToLauncher(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         with suppress(OSError):
-            self.pipe.send((level + self.format(record), record.levelno >= logging.ERROR))
+            said = level + self.format(record), record.levelno >= logging.ERROR, getattr(record, "can_wait", False)
+            self.pipe.send(said)

@@ -17,12 +17,13 @@ from mpcompare.errors import BackendUnavailable, InputError, first_line, one_lin
 from mpcompare.paths import CONF
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib", "rich", "jinja2", "hydra", "omegaconf")
+WRONG_INPUT = (InputError, BackendUnavailable, HydraException, OmegaConfBaseException)
 MOST = 3  # keys in a hint
 
 
 def known_fault(error: BaseException) -> str | None:
     """Returns one line for what a user can change; None for a fault of this project, which deserves its traceback."""
-    if isinstance(error, (InputError, BackendUnavailable, HydraException, OmegaConfBaseException)):
+    if isinstance(error, WRONG_INPUT):
         return one_line(str(error))
     if isinstance(error, SystemExit):
         return f"the network, its data, its loss or the backend called sys.exit({error})"

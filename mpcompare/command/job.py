@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from mpcompare.command.compiled import compiled
-from mpcompare.command.faults import known_fault
+from mpcompare.command.faults import WRONG_INPUT, known_fault
 from mpcompare.command.going_on import is_sweep
 from mpcompare.command.plan import plan_of, stages_of
 from mpcompare.command.record import record_at_start
@@ -45,7 +45,7 @@ def run(
         at_start: the first entries of its record, as its race was planned; None: as they are here.
     """
     fresh = drive is not None or "torch" not in sys.modules  # no backend has been in this process
-    from mpcompare.records import RESULT, WENT_ON, RunRecorder
+    from mpcompare.records import RESULT, STEPS, WENT_ON, RunRecorder
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     is_planned = drive is not None and (folder / RESULT).exists()
@@ -70,13 +70,13 @@ def run(
                 recorder.add(status="interrupted", error="interrupted")
         raise
     except (Exception, SystemExit) as error:
-        known = known_fault(error)
+        known, wrong = known_fault(error), isinstance(error, WRONG_INPUT) and not (folder / STEPS).exists()
         try:
-            recorder.add(status="failed", error=known or first_line(error))
+            recorder.add(status="failed", error=known or first_line(error), wrong_input=wrong)
         except InputError:  # a full disk, say: without a record the report would not miss this job
             fail(known or str(error))
         if HydraConfig.get().mode == RunMode.MULTIRUN:
-            log.error(known or first_line(error), exc_info=None if known else error)
+            log.error(known or first_line(error), exc_info=None if known else error, extra={"can_wait": wrong})
         elif known:
             fail(known)
         else:

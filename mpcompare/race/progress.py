@@ -60,6 +60,7 @@ class Board:
         self.stage = self.text = ""
         self.share = 0.0
         self.said: set[str] = set()
+        self.waiting: list[str] | None = []  # lines that wait for an entrant to train; None once one does
         self.until_the_end = ExitStack()
 
     def __enter__(self) -> "Board":
@@ -75,6 +76,10 @@ class Board:
 
     def progress(self, name: str, progress: Progress) -> None:
         """Moves on; draws at most ten times a second, or writes a line now and then."""
+        if progress.stage not in ("", SET_UP) and self.waiting is not None:
+            lines, self.waiting = self.waiting, None
+            for each in lines:
+                self.line(each)
         now = time.monotonic()
         self.timetable.go(name, progress.stage, progress.done, progress.total, now)
         is_new = progress.stage not in ("", self.stage)
@@ -90,10 +95,13 @@ class Board:
         """The turn of an entrant is over; one that is ``gone`` takes no other."""
         self.timetable.end_turn(name, gone, time.monotonic())
 
-    def say(self, name: str, text: str, is_error: bool) -> None:
+    def say(self, name: str, text: str, is_error: bool, can_wait: bool = False) -> None:
         """Writes a line of one entrant's. One that another has said already (the data set, say) is not repeated unless
-        it is an error."""
-        if is_error or text not in self.said:
+        it is an error. One that ``can_wait`` is said as soon as another entrant trains: where none does, the end of the
+        sweep says it."""
+        if can_wait and self.waiting is not None:
+            self.waiting.append(f"{name}: {text}")
+        elif is_error or text not in self.said:
             self.said.add(text)
             self.line(f"{name}: {text}")
 

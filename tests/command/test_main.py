@@ -172,6 +172,25 @@ def test_wrong_input_of_one_job_is_its_row(cli, tmp_path, bad):
     assert bad.split("=")[0] in table["error"][1]
 
 
+def test_wrong_input_of_every_job_is_one_line_and_an_exit_code(cli, tmp_path):
+    ended = cli("-m", "backend=amp,fp32", *BASIC, "task.batch_size=641", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    assert ended.code == 2
+    lines = [line for line in ended.err.splitlines() if line.startswith("mpcompare: error: ")]
+    assert lines == ["mpcompare: error: task.batch_size=641: data=digits has only 640 samples"]
+    assert "failed" not in ended.out
+    assert not (tmp_path / "sweep" / "report").exists()
+
+
+def test_each_different_line_of_wrong_input_is_said_once(cli, tmp_path):
+    ended = cli("-m", "backend=fp32", "task.batch_size=641,642", "seed=0,1", *SMALL[:2], *SMALL[3:],
+                "data.samples=640", f"hydra.sweep.dir={tmp_path / 'sweep'}")  # fmt: skip
+    assert ended.code == 2
+    assert [line for line in ended.err.splitlines() if "samples" in line] == [
+        "mpcompare: error: task.batch_size=641: data=digits has only 640 samples",
+        "mpcompare: error: task.batch_size=642: data=digits has only 640 samples",
+    ]
+
+
 @pytest.mark.slow
 def test_a_fault_of_a_backend_is_its_row_with_the_traceback_in_the_log(cli, tmp_path, monkeypatch):
     def broken(self):

@@ -53,6 +53,17 @@ def through_training(board, now, name):
     board.end_turn(name, gone=False)
 
 
+def test_a_line_that_can_wait_is_said_once_another_entrant_trains(screen, now):
+    board, out = screen(terminal=False)
+    with board:
+        board.say("0-amp", "error: wrong", True, can_wait=True)
+        board.progress("1-fp32", Progress(0, 1, "", timetable.SET_UP))
+        assert out.getvalue() == ""
+        board.progress("1-fp32", Progress(0, 10, "first step", timetable.TRAINING))
+        board.say("0-amp", "error: as wrong", True, can_wait=True)
+    assert out.getvalue().splitlines() == ["0-amp: error: wrong", "0-amp: error: as wrong"]
+
+
 def test_a_terminal_shows_the_stages_of_each_and_the_time_that_is_left(screen, now):
     board, out = screen(terminal=True, after="then the report")
     with board:

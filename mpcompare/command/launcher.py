@@ -19,14 +19,15 @@ from omegaconf import DictConfig, OmegaConf
 from mpcompare import records
 from mpcompare.command import race_file
 from mpcompare.command.belongings import Belongings, belongings
+from mpcompare.command.faults import WRONG_INPUT
 from mpcompare.command.forks import fork_server
 from mpcompare.command.going_on import finished, ready, take_over
 from mpcompare.command.job import run
 from mpcompare.command.lock import locked
-from mpcompare.command.plan import rules_of, stages_of
+from mpcompare.command.plan import rules_of, sections_of, stages_of
 from mpcompare.command.process import GRACE_S, Process
 from mpcompare.command.sweep import Job, races_of
-from mpcompare.errors import InputError, check_number
+from mpcompare.errors import InputError, check_number, fail
 from mpcompare.interrupt import interruptible, uninterrupted
 from mpcompare.race.progress import Board
 from mpcompare.race.timetable import Timetable
@@ -46,18 +47,30 @@ def launch(
     engine: Engine,
 ) -> list[JobReturn]:
     """Plans the jobs of a sweep (``Launcher.launch``), and lets an engine run its races; how each ended is in its
-    folder. Raises InputError before any has begun."""
+    folder. Raises InputError before any has begun, and ends the program where the sections of every job are wrong."""
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     races = races_of(hydra, config, job_overrides, initial_job_idx)
     for entrants in races:
         rules_of(entrants[0].config)  # a wrong one ends the sweep before it began
         check_number("hydra.launcher.silence_limit_s", _silence_limit_s(entrants), above=0)
+    jobs = [job for entrants in races for job in entrants]
+    if all(wrong := [_wrong_input(job) for job in jobs]):
+        fail(*wrong)
     take_over(races)
-    for job in (jobs := [job for entrants in races for job in entrants]):
+    for job in jobs:
         records.plan(job.folder, job.record_at_start)
     engine({race_file.write(entrants): entrants for entrants in races}, hydra)
     return [job.ended() for job in jobs]
+
+
+def _wrong_input(job: Job) -> str:
+    """Returns what is wrong with the sections of a job, as far as torch is not needed to see it; else nothing."""
+    try:
+        sections_of(job.config)
+    except WRONG_INPUT as error:
+        return str(error)
+    return ""
 
 
 def run_races(races: Races, hydra: HydraContext) -> None:

@@ -13,14 +13,19 @@ from omegaconf.errors import OmegaConfBaseException
 from mpcompare.command.entry_points import origin
 from mpcompare.command.going_on import is_sweep
 from mpcompare.command.nodes import instantiate, task_of
+from mpcompare.entrant.sections import Evaluation, Examination, Inference, Monitoring, Resumption, Training
 from mpcompare.errors import InputError, check_choice
 from mpcompare.race.timetable import RaceStage, stages
 from mpcompare.race.turns import Rules
 
 if TYPE_CHECKING:
-    from mpcompare.entrant.plan import Plan, Resumption
+    from mpcompare.entrant.plan import Plan
 
 Section = TypeVar("Section")
+SECTIONS = {
+    "train": Training, "eval": Evaluation, "monitor": Monitoring, "measure": Rules, "inference": Inference,
+    "verdict": Examination,
+}  # fmt: skip
 
 
 def plan_of(cfg: DictConfig, goes_on: bool = False) -> "Plan":
@@ -54,20 +59,13 @@ def plan_of(cfg: DictConfig, goes_on: bool = False) -> "Plan":
         precision=cfg.precision,
         device=cfg.device,
         seed=cfg.seed,
-        train=_section(plan.Training, cfg, "train"),
         resume=_resumption(cfg, goes_on),
-        eval=_section(plan.Evaluation, cfg, "eval"),
-        monitor=_section(plan.Monitoring, cfg, "monitor"),
-        measure=rules_of(cfg),
-        inference=_section(plan.Inference, cfg, "inference"),
-        verdict=_section(plan.Examination, cfg, "verdict"),
+        **sections_of(cfg),
     )
 
 
-def _resumption(cfg: DictConfig, goes_on: bool) -> "Resumption":
+def _resumption(cfg: DictConfig, goes_on: bool) -> Resumption:
     """Returns the point to resume from: of a run that goes on, its own folder."""
-    from mpcompare.entrant.plan import Resumption
-
     if goes_on:
         return Resumption(Path(HydraConfig.get().runtime.output_dir), cfg.resume_older, goes_on=True)
     begins = cfg.resume is None or is_sweep(cfg)  # one of which that sweep has nothing
@@ -77,6 +75,11 @@ def _resumption(cfg: DictConfig, goes_on: bool) -> "Resumption":
 def rules_of(cfg: DictConfig) -> Rules:
     """Returns the rules of the race that this configuration describes. Raises InputError where one is not accepted."""
     return _section(Rules, cfg, "measure")
+
+
+def sections_of(cfg: DictConfig) -> dict[str, Any]:
+    """Returns the sections of the configuration by their names. Raises InputError where a value is not accepted."""
+    return {name: _section(cls, cfg, name) for name, cls in SECTIONS.items()}
 
 
 def _section(cls: type[Section], cfg: DictConfig, name: str) -> Section:

@@ -1,111 +1,17 @@
-"""The plan of one entrant as plain values: nothing below knows Hydra.
-
-Its sections are those of ``conf/config.yaml``, and their fields are the keys there. A knob is named, explained and
-checked in its section; its default stands in the YAML.
-"""
+"""The plan of one entrant as plain values: nothing below knows Hydra."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mpcompare.contract import Backend, options_of
-from mpcompare.errors import InputError, check_every, check_flag, check_number, check_whole, fault_of_call
+from mpcompare.entrant.sections import Evaluation, Examination, Inference, Monitoring, Resumption, Training
+from mpcompare.errors import InputError, check_whole, fault_of_call
 from mpcompare.loss_scale import LossScale
 from mpcompare.race.turns import Rules
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.data.given import called, dataset_of
 from mpcompare.tasks.task import Task
-
-
-@dataclass(frozen=True)
-class Training:
-    """Section ``train``."""
-
-    steps: int  # number of training steps after the warm-up
-    warmup_steps: int  # number of training steps before them, which are marked in the records
-    deterministic: bool  # whether only algorithms that give the same bits every time are allowed
-    # a checkpoint is saved after each step whose number is a multiple of this; None: none is
-    checkpoint_every: int | None
-    # whether data that hold NaN, inf or numbers beyond fp32's squares are trained on, without a verdict
-    not_finite: bool = False
-
-    def __post_init__(self) -> None:
-        check_whole("train.steps", self.steps, at_least=1)
-        check_whole("train.warmup_steps", self.warmup_steps, at_least=0)
-        check_flag("train.deterministic", self.deterministic)
-        check_flag("train.not_finite", self.not_finite)
-        if self.checkpoint_every is not None:
-            check_whole("train.checkpoint_every", self.checkpoint_every, at_least=1)
-
-    @property
-    def last_step(self) -> int:
-        """The number of the last training step; the first is 1."""
-        return self.warmup_steps + self.steps
-
-
-@dataclass(frozen=True)
-class Resumption:
-    """Keys ``resume`` and ``resume_older``."""
-
-    # a checkpoint, a folder of checkpoints or a run's folder, from which training continues; None: training begins with
-    # the initial weights
-    folder: Path | None
-    older: bool  # whether an older checkpoint there will do if the newest is damaged
-    goes_on: bool = False  # whether the folder is that of this run itself, which was begun in a sweep that was killed
-
-    def __post_init__(self) -> None:
-        check_flag("resume_older", self.older)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Section ``eval``."""
-
-    # loss and accuracy on held-out samples are computed after each step whose number is a multiple of this; None: only
-    # after training
-    every: int | None
-
-    def __post_init__(self) -> None:
-        check_every("eval.every", self.every)
-
-
-@dataclass(frozen=True)
-class Monitoring:
-    """Section ``monitor``."""
-
-    # each step whose number is a multiple of this is monitored: its gradients and updates are looked at, while the
-    # clock stands still; None: no step is
-    every: int | None
-
-    def __post_init__(self) -> None:
-        check_every("monitor.every", self.every)
-
-
-@dataclass(frozen=True)
-class Inference:
-    """Section ``inference``."""
-
-    enabled: bool  # whether the trained network is called in each precision in the end
-    budget_s: float  # seconds of timed batches, all precisions together
-    batch_size: int | None  # rows of such a batch; None: as many as forward sees in training
-
-    def __post_init__(self) -> None:
-        check_flag("inference.enabled", self.enabled)
-        check_number("inference.budget_s", self.budget_s, above=0)
-        check_every("inference.batch_size", self.batch_size)
-
-
-@dataclass(frozen=True)
-class Examination:
-    """Section ``verdict``."""
-
-    enabled: bool  # whether the backend is examined after training
-    noise: int  # number of runs in which a baseline trains again, to measure the noise
-
-    def __post_init__(self) -> None:
-        check_flag("verdict.enabled", self.enabled)
-        check_whole("verdict.noise", self.noise, at_least=0)
 
 
 @dataclass(frozen=True)

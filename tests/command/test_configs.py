@@ -14,12 +14,11 @@ from support.tasks import mlp_of
 
 from mpcompare import backends
 from mpcompare.command import nodes
+from mpcompare.command.plan import SECTIONS
 from mpcompare.contract import PHASES, options_of
-from mpcompare.entrant import plan
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import NoLossScale, StaticLossScale
 from mpcompare.paths import CONF, CSRC
-from mpcompare.race.turns import Rules
 from mpcompare.tasks.any_optimizer import AnyOptimizer
 from mpcompare.tasks.optimizers import OPTIMIZERS, Adam, AdamW, Sgd
 from mpcompare.tasks.schedules import Constant, Cosine, Warmup
@@ -250,11 +249,7 @@ def test_defaults_are_the_ones_that_are_documented():
 
 def test_a_knob_of_a_section_is_a_field_of_the_plan():
     cfg = compose("config", [])
-    sections = {
-        "train": plan.Training, "eval": plan.Evaluation, "monitor": plan.Monitoring, "measure": Rules,
-        "inference": plan.Inference, "verdict": plan.Examination,
-    }  # fmt: skip
-    for name, section in sections.items():
+    for name, section in SECTIONS.items():
         assert list(cfg[name]) == [field.name for field in fields(section)]
         assert section(**cfg[name])  # the defaults are accepted
 

@@ -46,7 +46,15 @@ def test_an_option_is_one_line_with_what_is_like_it(cli, override, hint):
     assert line.endswith(hint)
 
 
-@pytest.mark.parametrize("words", [["precision=fp17"], ["-m", "precision=fp16,fp17"], ["task=module"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["precision=fp17"],
+        ["-m", "precision=fp16,fp17"],
+        ["task=module"],
+        ["-m", "backend=amp,fp32", "train.steps=0,-3"],
+    ],
+)
 def test_it_is_refused_before_torch_is_imported(cli, monkeypatch, tmp_path, words):
     for name in ("mpcompare.entrant.plan", "mpcompare.entrant.entrant", "mpcompare.command.clean", "torch"):
         monkeypatch.setitem(sys.modules, name, None)  # importing it would raise

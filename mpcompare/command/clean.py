@@ -41,9 +41,9 @@ def make_problem(cfg: DictConfig, batch: Batches) -> tuple[Problem, str]:
     """Returns the problem of the job's exact values, and the fingerprint of its network."""
     if cfg.train.deterministic:  # it takes a second to import
         machine.set_deterministic(True)
+    task = task_of(cfg.task)
     fp32_products.set_tf32(False)
     device = machine.select_device(cfg.device)
-    task = task_of(cfg.task)
     with fp32_products.tf32(False):  # a user's module may set flags of its own when it is imported
         model = task.new_model(cfg.seed, device)
     on_device = [(x.to(device), y.to(device)) for x, y in batch]

@@ -5,6 +5,7 @@ import pydoc
 import warnings
 from collections.abc import Mapping
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import hydra
@@ -14,8 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mpcompare import caller
-from mpcompare.errors import InputError, did_you_mean, first_line, out_of_memory
+from mpcompare.errors import InputError, did_you_mean, fault_of_call, in_full, out_of_memory
 
+OF_HYDRA = ("_target_", "_args_", "_recursive_", "_convert_", "_partial_")  # keys of a node that are no arguments
 ANY_OPTIMIZER = "mpcompare.tasks.any_optimizer.AnyOptimizer"
 
 
@@ -74,11 +76,15 @@ def _with_functions(node: Any) -> Any:
 
 def task_of(node: DictConfig) -> Any:
     """Returns the task with a maker of its model, which draws its weights when the seed is set. Raises InputError where
-    the node of its model, optimizer or schedule is wrong."""
+    the node of its model, loss, optimizer or schedule is wrong."""
     task: Any = OmegaConf.to_container(node, resolve=True)
     model = task.pop("model", None)
     if not isinstance(model, dict) or "_target_" not in model:
         raise InputError("task.model", model, "expected the _target_ of a torch.nn.Module, and its arguments")
+
+    _check_call("task.model", target_of("task.model", model), model)
+    if isinstance(loss := task.get("loss"), dict):
+        target_of("task.loss", loss)
 
     def make_model() -> Any:
         try:
@@ -91,15 +97,15 @@ def task_of(node: DictConfig) -> Any:
             raise InputError("task.model._target_", model["_target_"], expected) from error
 
     for group in ("optimizer", "schedule"):
-        cls = _class_of(f"task.{group}", task.get(group))
+        cls = target_of(f"task.{group}", task.get(group))
         _check_keys(f"task.{group}", cls, task[group])
         task[group] = _of_torch(cls, task[group])
     return instantiate(task, model=make_model)
 
 
-def _class_of(field: str, node: Any) -> Any:
-    """Returns what the ``_target_`` of a task's optimizer or schedule names. Raises InputError where there is none, or
-    it cannot be imported."""
+def target_of(field: str, node: Any) -> Any:
+    """Returns what the ``_target_`` of a node names. Raises InputError where there is none, or it cannot be
+    imported."""
     if not isinstance(node, dict) or "_target_" not in node:
         group = field.removeprefix("task.")
         raise InputError(field, node, f"expected the _target_ of one; {group}={'|'.join(options(group))} chooses one")
@@ -107,15 +113,21 @@ def _class_of(field: str, node: Any) -> Any:
     if target == "???":
         raise InputError(f"{field}._target_", target, "expected the dotted name of a class, such as torch.optim.RAdam")
     caller.check(target)
-    parent, _, name = target.rpartition(".")
     try:
         if (found := pydoc.locate(target)) is not None:
             return found
-        owner = pydoc.locate(parent) if parent else None
+        names = accumulate(target.split("."), "{}.{}".format)
+        owners = [(name, owner) for name in names if (owner := pydoc.locate(name)) is not None]
     except pydoc.ErrorDuringImport as error:
-        raise InputError(f"{field}._target_", target, f"cannot be imported ({first_line(error)})") from error
-    near = "" if owner is None else did_you_mean(name, dir(owner))
-    raise InputError(f"{field}._target_", target, f"cannot be imported{near}")
+        if isinstance(error.value, KeyboardInterrupt):
+            raise error.value from None
+        said = in_full(error.value or error)
+        raise InputError(f"{field}._target_", target, f"cannot be imported ({said})") from error
+    if not owners:
+        raise InputError(f"{field}._target_", target, f"there is no module {target.partition('.')[0]}")
+    name, owner = owners[-1]
+    missing = target.removeprefix(f"{name}.").partition(".")[0]
+    raise InputError(f"{field}._target_", target, f"{name} has no {missing}{did_you_mean(missing, dir(owner))}")
 
 
 def _of_torch(cls: Any, node: dict[str, Any]) -> dict[str, Any]:
@@ -144,5 +156,14 @@ def _check_keys(field: str, cls: Any, node: dict[str, Any]) -> None:
     for key, value in node.items():
         ours = _is_torchs(cls) and (key == "groups" or (key == "weight_decay" and value is None))
         if key not in takes and not key.startswith("_") and not ours:
-            expected = f"{cls.__name__} takes {', '.join(takes) or 'nothing'}; leave it out with ~{field}.{key}"
-            raise InputError(f"{field}.{key}", value, expected)
+            names = f"{', '.join(takes) or 'nothing'}{did_you_mean(key, takes)}"
+            raise InputError(f"{field}.{key}", value, f"{cls.__name__} takes {names}; leave it out with ~{field}.{key}")
+
+
+def _check_call(field: str, function: Any, node: dict[str, Any]) -> None:
+    """Raises InputError where a function or class does not take the arguments of its node."""
+    _check_keys(field, function, node)
+    named = {key: value for key, value in node.items() if key not in OF_HYDRA}
+    if fault := fault_of_call(function, *node.get("_args_", ()), **named):
+        expected = f"{fault}: its arguments are set as +{field}.KEY=VALUE"
+        raise InputError(f"{field}._target_", node["_target_"], expected)

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mpcompare.command.entry_points import origin
 from mpcompare.command.going_on import is_sweep
-from mpcompare.command.nodes import instantiate, task_of
+from mpcompare.command.nodes import instantiate, target_of, task_of
 from mpcompare.entrant.sections import Evaluation, Examination, Inference, Monitoring, Resumption, Training
 from mpcompare.errors import InputError, check_choice
 from mpcompare.race.timetable import RaceStage, stages
@@ -47,6 +47,7 @@ def plan_of(cfg: DictConfig, goes_on: bool = False) -> "Plan":
     except (ImportError, ValueError, TypeError, AttributeError, AssertionError) as error:
         expected = f"expected a backend's class{origin(chosen)} ({error})"
         raise InputError("backend._target_", cfg.backend._target_, expected) from error
+    target_of("data", OmegaConf.to_container(cfg.data, resolve=True))
     return plan.Plan(
         backend=chosen,
         make_backend=make_backend,

@@ -135,6 +135,25 @@ def test_a_task_of_the_users_brings_its_own_or_takes_the_chosen_one(tmp_path, li
 
 
 @pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("torch.nn.Linaer", "torch.nn has no Linaer (did you mean Linear?)"),
+        ("mpcompare.tsks.mlp.Mlp", "mpcompare has no tsks (did you mean tasks?)"),
+        ("nobody.Net", "there is no module nobody"),
+        (
+            "torch.nn.Linear",
+            "missing a required argument: 'in_features': its arguments are set as +task.model.KEY=VALUE",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_node_of_a_network_is_said_before_one_is_made(target, said):
+    task = {**compose("config", []).task, "model": {"_target_": target}}
+    with pytest.raises(InputError) as refused:
+        nodes.task_of(OmegaConf.create(task))
+    assert str(refused.value) == f"task.model._target_={target}: {said}"
+
+
+@pytest.mark.parametrize(
     ("lines", "overrides", "message"),
     [
         (
@@ -162,7 +181,7 @@ def test_a_task_of_the_users_brings_its_own_or_takes_the_chosen_one(tmp_path, li
         (
             "",
             ["optimizer=torch", "task.optimizer._target_=torch.optim.Radam"],
-            "task.optimizer._target_=torch.optim.Radam: cannot be imported (did you mean RAdam?)",
+            "task.optimizer._target_=torch.optim.Radam: torch.optim has no Radam (did you mean RAdam?)",
         ),
         (
             OWN_SGD,

@@ -309,11 +309,11 @@ BAD = {
     "out of memory": (["task.model.hidden=[1000000000000]"], "out of memory, try a smaller task.batch_size"),
     "no such module": (
         ["task.model._target_=nope.Net"],
-        "task.model._target_=nope.Net: cannot be made (ImportError: ",
+        "task.model._target_=nope.Net: there is no module nope",
     ),
     "not its arguments": (
         ["task.model._target_=torch.nn.Linear"],
-        "task.model._target_=torch.nn.Linear: cannot be made (TypeError: ",
+        "task.model.hidden=[32]: Linear takes in_features, out_features, bias, device, dtype; leave it out with ~task",
     ),
     "no module at all": (
         ["task.model=7"],

@@ -84,10 +84,19 @@ def test_a_module_and_data_of_ones_own_are_compared_without_a_yaml(cli, tmp_path
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("task.model._target_=my_package.Nothing", "task.model._target_=my_package.Nothing: cannot be made"),
-        ("task.model._target_=no_such_package.Net", "task.model._target_=no_such_package.Net: cannot be made"),
-        ("+task.model.depth=3", "task.model._target_=my_package.Net: cannot be made (TypeError"),
-        ("task.model._target_=my_package.load", "cannot be made (TypeError"),
+        ("task.model._target_=my_package.Nothing", "task.model._target_=my_package.Nothing: my_package has no Nothing"),
+        (
+            "task.model._target_=no_such_package.Net",
+            "task.model._target_=no_such_package.Net: there is no module no_such_package",
+        ),
+        ("task.model._target_=my_package.Nett", "my_package.Nett: my_package has no Nett (did you mean Net?)"),
+        ("+task.model.widht=3", "task.model.widht=3: Net takes width (did you mean width?); leave it out with ~task"),
+        ("task.model._target_=my_package.load", "my_package.load: missing a required argument: 'seed': its arguments"),
+        ("data._target_=my_package.laod", "data._target_=my_package.laod: my_package has no laod (did you mean load?)"),
+        (
+            "task.loss={_target_: my_package.smothed, _partial_: true}",
+            "task.loss._target_=my_package.smothed: my_package has no smothed (did you mean smoothed?)",
+        ),
         ("task.model._target_=my_package.NoParameters", "task.model=NoParameters: has no parameters to train"),
         (
             "task.loss=huber",

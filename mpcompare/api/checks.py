@@ -1,6 +1,7 @@
 """Arguments of a call, checked before anything starts: their words are the caller's, not the configuration's."""
 
 import inspect
+import pydoc
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from importlib import metadata
@@ -11,8 +12,9 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from mpcompare.errors import InputError, check_choice, did_you_mean, fault_of_call
+from mpcompare.instruments import machine
 from mpcompare.paths import CONF
-from mpcompare.precision import PRECISIONS
+from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.losses import LOSSES
 from mpcompare.tasks.task import Task
 
@@ -65,13 +67,39 @@ def read_precisions(precision: Any, backends: Iterable[Any], device: str) -> lis
             expected = f"expected one of {', '.join(accepted)}, torch.bfloat16, torch.float16, torch.float32"
             raise InputError("precision", name, expected + did_you_mean(str(name).replace("loat", "p"), accepted))
         names.append(str(name))
+    on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     plain = [each for each in backends if each in ("fp32", "tf32")]
     if plain and len(names) == 1 and names[0] in ("fp16", "bf16"):
-        on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
         if names[0] != ("fp16" if on_cuda else "bf16"):
             raise InputError("precision", names[0], f"backend {plain[0]} has none of 16 bits: leave one of them out")
         return ["auto"]
+    for backend in backends:
+        _check_precisions(backend, names, torch.device("cuda" if on_cuda else "cpu"))
     return names
+
+
+def _check_precisions(backend: Any, names: Iterable[str], device: torch.device) -> None:
+    """Raises InputError where a backend accepts none of the precisions."""
+    name = backend if isinstance(backend, str) else backend.__name__
+    path = CONF / "backend" / f"{name}.yaml"
+    if isinstance(backend, str):
+        node: Any = OmegaConf.load(path) if path.is_file() else {}  # none of an installed package's
+        backend = pydoc.locate(node.get("_target_", ""))
+    refused = []
+    for each in names if hasattr(backend, "PRECISIONS") else ():
+        try:
+            resolve_precision(each, backend.PRECISIONS, device, name)
+            return
+        except InputError as error:
+            refused.append(error)
+    if refused:
+        raise refused[0]
+
+
+def check_device(device: str) -> None:
+    """Raises InputError where there is no such device; of several, the runs say so."""
+    if "," not in device:
+        machine.select_device(device)
 
 
 def check_backend(name: str) -> None:

@@ -28,7 +28,7 @@ def run_command(overrides: Sequence[str], objects: Path) -> None:
         objects: the file of the caller's objects.
 
     Raises:
-        InputError: the command ended with one line.
+        InputError: the command ended with a line, or several, each of which says what is wrong.
         RuntimeError: the command broke.
     """
     process = subprocess.Popen(
@@ -37,18 +37,21 @@ def run_command(overrides: Sequence[str], objects: Path) -> None:
         text=True, errors="replace",
     )  # fmt: skip
     said: list[str] = []
+    errors: list[str] = []
     assert process.stderr is not None
     try:
         for line in process.stderr:
             said = [*said[1 - KEPT :], line.rstrip("\n")]
-            if not line.startswith(ERROR):
+            if line.startswith(ERROR):
+                errors.append(said[-1].removeprefix(ERROR))
+            else:
                 print(line, end="", flush=True)
         process.wait()
     except BaseException:
         _stop(process)
         raise
-    if process.returncode == 2 and said and said[-1].startswith(ERROR):
-        raise InputError.of(said[-1].removeprefix(ERROR))
+    if process.returncode == 2 and errors:
+        raise InputError.of("; ".join(errors))
     if process.returncode not in (0, 1):
         raise RuntimeError(f"the command ended with exit code {process.returncode}: {' / '.join(said)}")
 

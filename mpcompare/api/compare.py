@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mpcompare import caller
 from mpcompare.api.command import run_command
 from mpcompare.api.objects import Objects, written
+from mpcompare.api.words import in_words_of
 from mpcompare.errors import InputError, check_number, check_whole, in_full
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ def compare(
     out = _new_folder() if folder is None else Path(folder).expanduser().absolute()
     objects = Objects()
     call = Arguments(model, loss, data, _all(backends), precision, optimizer, lr, batch_size, steps, knobs)
-    with tempfile.TemporaryDirectory(prefix="mpcompare-") as beside:
+    with in_words_of(call), tempfile.TemporaryDirectory(prefix="mpcompare-") as beside:
+        if out.exists():
+            _check_folder(out)
         conf, pickled = Path(beside) / "conf", Path(beside) / "objects.pkl"
         overrides = [*overrides_of(call, objects, conf), f"hydra.sweep.dir={written('folder', str(out))}"]
         _save(objects, pickled)
@@ -85,7 +88,7 @@ class Arguments:
 
 
 def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
-    """Returns the overrides of a call, whose arguments are all checked before its data are read.
+    """Returns the overrides of a call, whose arguments are all checked, its data last.
 
     Args:
         objects: gets what must be carried into the processes of the race.
@@ -99,9 +102,10 @@ def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
             check_whole(name, getattr(call, name), at_least=1)
     if call.lr is not None:
         check_number("lr", call.lr, above=0)
+    device = str(call.knobs.get("device", "auto"))
+    checks.check_device(device)
     overrides = list(_backends(objects, call.backends, conf))
     if call.precision is not None:
-        device = str(call.knobs.get("device", "auto"))
         overrides.append("precision=" + ",".join(checks.read_precisions(call.precision, call.backends, device)))
     overrides += network.overrides_of(call, objects)
     asked = {"task.batch_size": call.batch_size, "task.optimizer.lr": call.lr, "train.steps": call.steps}
@@ -135,6 +139,12 @@ def _backends(objects: Objects, backends: list[Any], conf: Path) -> Iterator[str
             (conf / "backend" / f"{name}.yaml").write_text(f"_target_: {objects.name(backend, name)}\n")
     if names:
         yield f"backend={','.join(names)}"
+
+
+def _check_folder(folder: Path) -> None:
+    from mpcompare.command.callbacks import check_folder
+
+    check_folder("folder", str(folder), below=True)
 
 
 def _all(backends: Any) -> list[Any]:

@@ -1,6 +1,7 @@
 """The caller's network, loss, data and optimizer as overrides. They are tried out here, on a few samples."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,13 +9,16 @@ from torch import nn
 
 from mpcompare.api import checks, optimizers, samples
 from mpcompare.api.objects import Objects, written
+from mpcompare.api.words import setting
 from mpcompare.errors import InputError
 from mpcompare.tasks.copies import copy_of
-from mpcompare.tasks.data.given import dataset_of
+from mpcompare.tasks.data import Dataset
+from mpcompare.tasks.data.given import called, dataset_of
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task
 from mpcompare.tasks.trial import try_out
 
+IN_MEMORY = "the data"  # the name of data that have none
 BATCH_SIZE, STEPS = 256, 20  # conf/task/module.yaml and conf/config.yaml
 WARMUP = 3
 
@@ -28,27 +32,30 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
         checks.check_model(call.model)
     loss = None if call.loss is None else checks.read_loss(call.loss)
     overrides = [] if call.optimizer is None else list(_optimizer(call.optimizer, call.model, objects))
-    asked = call.batch_size or _knob(call, "task", "batch_size")
-    size, in_memory = asked or samples.batch_size_of(call.data), None
+    load: Callable[[], Dataset] | None = None
     if isinstance(call.data, str):
         checks.check_data(call.data)
         overrides.append(f"data={call.data}")
     elif samples.is_function(call.data):
+        load = partial(_called, call)
         overrides += ["data=function", f"++data={written('data', objects.function(call.data, 'data'))}"]
     elif call.data is not None:
         loss = loss or ("model" if samples.has_labels(call.data) else None)
-        in_memory = _in_memory(call, loss, size or BATCH_SIZE)
-        if size and asked is None:
+        in_memory = _in_memory(call, loss)
+        load = partial(dataset_of, in_memory, IN_MEMORY)
+        size = samples.batch_size_of(call.data)
+        if size and _asked_size(call) is None:
             overrides.append(f"++task.batch_size={size}")
         overrides += ["data=function", f"++data={written('data', objects.function(_loader(in_memory), 'data'))}"]
     if loss is not None:
         node = loss if isinstance(loss, str) else objects.function(loss, "loss")
         overrides.append(f"++task.loss={written('loss', node)}")
+    data = load() if load is not None else None
     if call.model is None:
         return overrides
     make = _copies_of(call.model) if isinstance(call.model, nn.Module) else call.model
-    if in_memory is not None:
-        _try(make, loss or "cross_entropy", in_memory, size)
+    if data is not None:
+        _try(call, make, loss or "cross_entropy", data)
     return ["task=module", f"++task.model={written('model', objects.call(make, 'model'))}", *overrides]
 
 
@@ -61,16 +68,27 @@ def _optimizer(optimizer: Any, model: Any, objects: Objects) -> Iterator[str]:
         yield f"++task.optimizer.{name}={written(name, value)}"
 
 
-def _knob(call: Any, section: str, name: str) -> Any:
-    """Returns a value of a section that the call sets, by whatever name; None where it sets none."""
-    of_section = call.knobs.get(section)
-    return call.knobs.get(f"{section}.{name}", of_section.get(name) if isinstance(of_section, Mapping) else None)
+def _asked_size(call: Any) -> Any:
+    return call.batch_size or setting(call, "task", "batch_size")
 
 
-def _in_memory(call: Any, loss: Any, batch_size: int) -> samples.Parts:
+def _batch_size(call: Any) -> int:
+    """Returns the batch size of a call: the one that it asks for, its loader's, or that of the task ``module``."""
+    asked = _asked_size(call)
+    return asked if isinstance(asked, int) else samples.batch_size_of(call.data) or BATCH_SIZE
+
+
+def _called(call: Any) -> Dataset:
+    """Returns the data set of a function of the seed."""
+    name = str(getattr(getattr(call.data, "func", call.data), "__name__", "function"))
+    seed = setting(call, "seed")
+    return dataset_of(called(call.data, seed if isinstance(seed, int) else 0, name), name)
+
+
+def _in_memory(call: Any, loss: Any) -> samples.Parts:
     """Returns the samples of the caller's data, as many as the training and a few batches of held-out ones need."""
-    steps = call.steps or _knob(call, "train", "steps") or STEPS
-    wanted = (steps + WARMUP) * batch_size * (samples.HELD_OUT + 1) // samples.HELD_OUT
+    steps = call.steps or setting(call, "train", "steps") or STEPS
+    wanted = (steps + WARMUP) * _batch_size(call) * (samples.HELD_OUT + 1) // samples.HELD_OUT
     return samples.parts_of(call.data, wanted, call.model, loss or "cross_entropy")
 
 
@@ -92,21 +110,14 @@ def _copies_of(module: nn.Module) -> Callable[[], nn.Module]:
     return network
 
 
-def _try(make: Callable[[], Any], loss: Any, parts: samples.Parts, batch_size: int | None) -> None:
-    """Calls network and loss as an entrant does before it trains, so that what does not fit is said at once. Raises
-    InputError in the words of the call."""
-    try:
-        data = dataset_of(parts, "data")
-        rows = len(data.x_train)
-        if batch_size and rows < batch_size:
-            said = f"data has only {rows} training samples"
-            raise InputError("batch_size", batch_size, f"{said} ({len(data.x_test)} are held out)")
-        task = Task(make, loss, Sgd(0.1), 1)
-        model = task.new_model(0, torch.device("cpu"))
-        try_out(model, task, data.x_train, data.y_train, "data", data.y_test)
-    except InputError as error:
-        words = {"task.model": "model", "task.loss": "loss", "data._target_=data": "data", "data=data": "the data"}
-        line = str(error)
-        for own, callers in words.items():
-            line = line.replace(own, callers)
-        raise InputError.of(line) from error
+def _try(call: Any, make: Callable[[], Any], loss: Any, data: Dataset) -> None:
+    """Calls network and loss as an entrant does before it trains, so that what does not fit is said at once."""
+    size, rows = _batch_size(call), len(data.x_train)
+    if rows < size:
+        said = f"data={data.name} has only {rows} training samples ({len(data.x_test)} are held out)"
+        raise InputError("task.batch_size", size, said)
+    asked = {name: setting(call, "task", name) for name in ("accumulate", "clip_norm")}
+    plain = {name: value for name, value in asked.items() if value is not None and not isinstance(value, str)}
+    task = Task(make, loss, Sgd(0.1), size, **plain)
+    model = task.new_model(0, torch.device("cpu"))
+    try_out(model, task, data.x_train, data.y_train, data.name, data.y_test)

@@ -22,11 +22,13 @@ class ReportOfJobs(Callback):
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        _check_folder("hydra.run.dir", config.hydra.run.dir, below=False)
+        with fails_on_input_errors():
+            check_folder("hydra.run.dir", config.hydra.run.dir, below=False)
         _check_asked(config)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        _check_folder("hydra.sweep.dir", config.hydra.sweep.dir, below=True)
+        with fails_on_input_errors():
+            check_folder("hydra.sweep.dir", config.hydra.sweep.dir, below=True)
         _check_asked(config)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
@@ -85,17 +87,17 @@ def _check_asked(config: DictConfig) -> None:
         check_allowed(asked("report.allow"), [OmegaConf.to_container(task)] if task else [])  # type: ignore[list-item]
 
 
-def _check_folder(field: str, name: str, below: bool) -> None:
-    """Ends the program with one line if the folder cannot be written, or holds a run that would be mixed in."""
+def check_folder(field: str, name: str, below: bool) -> None:
+    """Raises InputError if the folder cannot be written, or it, or one ``below`` it, holds a run that would be mixed
+    in."""
     from mpcompare.records import check_unused
 
     folder = Path(name)
-    with fails_on_input_errors():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            accepted = f"cannot write there ({error.strerror}); name a folder that can be written"
-            raise InputError(field, name, accepted) from None
-        check_unused(field, folder, below)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        accepted = f"cannot write there ({error.strerror}); name a folder that can be written"
+        raise InputError(field, name, accepted) from None
+    check_unused(field, folder, below)

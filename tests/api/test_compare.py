@@ -102,7 +102,7 @@ def test_what_is_wrong_with_an_argument_is_said_before_anything_starts(arguments
         ({"backends": "nobody"}, "backends=nobody: expected one of accelerate, amp, "),
         ({"train": {"stepz": 3}}, "train.stepz=3: expected one of steps, warmup_steps"),
         pytest.param(
-            {"backends": "fp32", "train": {"steps": 0}}, "no run finished: train.steps=0: expected a whole number",
+            {"backends": "fp32", "train": {"steps": 0}}, "train.steps=0: expected a whole number",
             marks=pytest.mark.slow,
         ),
     ],

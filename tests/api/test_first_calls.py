@@ -269,7 +269,32 @@ REFUSED = {
     "a class of data": ({"data": Samples}, "data=Samples: is a class"),
     "a batch too large": (
         {"model": Net, "data": (X, Y), "batch_size": 600},
-        "batch_size=600: data has only 569 training samples (71 are held out)",
+        "batch_size=600: the data has only 569 training samples (71 are held out)",
+    ),
+    "a batch as of the command line": (
+        {"model": Net, "data": (X, Y), "task": {"batch_size": 600}}, "task.batch_size=600: the data has only 569",
+    ),
+    "a batch larger than a function's data": (
+        {"model": Net, "data": lambda seed: (X, Y, X, Y), "batch_size": 5000},
+        "batch_size=5000: data=<lambda> has only 640 training samples (640 are held out)",
+    ),
+    "another width of a function": (
+        {"model": Net, "data": lambda seed: (X[:, :5], Y, X[:, :5], Y), "batch_size": 8},
+        "model=Net: cannot be called with data=<lambda>, inputs [4, 5] float32: RuntimeError: ",
+    ),
+    "a function that fails": (
+        {"model": Net, "data": lambda seed: 1 / 0}, "data=<lambda>: raises ZeroDivisionError: division by zero (",
+    ),
+    "a function of three": (
+        {"model": Net, "data": lambda seed: (X, Y, X)}, "data=<lambda>: expected a Dataset, or the tensors x_train",
+    ),
+    "no divisor": (
+        {"model": Net, "data": (X, Y), "batch_size": 32, "task": {"accumulate": 3}},
+        "task.accumulate=3: expected a divisor of batch_size=32",
+    ),
+    "a device": ({"device": "gpu"}, "device=gpu: expected one of auto, cpu, cuda"),
+    "a precision of another": (
+        {"backends": ["amp"], "precision": "fp32"}, "precision=fp32: backend=amp accepts one of auto, fp16, bf16",
     ),
     "another width": (
         {"model": Net, "data": (X[:, :5], Y), "batch_size": 8},
@@ -298,6 +323,19 @@ def test_what_cannot_be_meant_is_one_line_within_a_second(name, tmp_path):
     assert str(refused.value).startswith(message)
     assert len(str(refused.value).splitlines()) == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_holds_a_run_is_refused_by_the_name_of_the_argument(tmp_path):
+    (tmp_path / "0-amp-auto").mkdir()
+    (tmp_path / "0-amp-auto" / "result.json").write_text("{}")
+    with pytest.raises(InputError, match=re.escape(f"folder={tmp_path}: already holds a run")):
+        mpcompare.compare(model=Net, data=(X, Y), folder=tmp_path)
+
+
+def test_a_function_of_the_seed_is_called_once_before_the_race(tmp_path):
+    seeds = []
+    composed(tmp_path, model=Net, data=lambda seed: seeds.append(seed) or (X, Y, X, Y), seed=7)
+    assert seeds == [7]
 
 
 @pytest.mark.slow

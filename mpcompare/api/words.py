@@ -1,0 +1,37 @@
+"""What a call sets by whatever name, and the command's fields in the words of the call."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from mpcompare.errors import InputError
+
+WORDS = {
+    "data._target_=the data": "data", "data=the data": "the data", "data._target_": "data", "task.loss": "loss",
+    "task.model._target_": "model", "task.model": "model", "task.batch_size": "batch_size", "train.steps": "steps",
+    "task.optimizer.lr": "lr", "hydra.sweep.dir": "folder",
+}  # fmt: skip
+
+
+def setting(call: Any, section: str, name: str | None = None) -> Any:
+    """Returns what the knobs of a call set; None where they do not. ``**{"task.samples": 9}`` sets what
+    ``task={"samples": 9}`` does."""
+    values = call.knobs.get(section)
+    if name is None:
+        return values
+    return call.knobs.get(f"{section}.{name}", values.get(name) if isinstance(values, Mapping) else None)
+
+
+@contextmanager
+def in_words_of(call: Any) -> Iterator[None]:
+    """Names the arguments of a call, and not the fields of the command, in an InputError that is raised inside; but for
+    the fields that the call has named."""
+    try:
+        yield
+    except InputError as error:
+        line = str(error)
+        for field, word in WORDS.items():
+            if setting(call, *field.split(".", 1)) is None:
+                line = re.sub(rf"(?<![\w.]){re.escape(field)}(?![\w.])", word, line)
+        raise InputError.of(line) from error

@@ -30,6 +30,9 @@ def check_model(model: Any) -> None:
             raise InputError("model", "OptimizedModule", "is compiled: give the module itself")
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             raise InputError("model", type(model).__name__, "is a wrapper: write model=model.module")
+        if meta := [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]:
+            expected = f"{meta[0]} is on the device meta, without numbers: expected them on cpu or cuda"
+            raise InputError("model", type(model).__name__, expected)
         return
     expected = "expected a module, its class, or a function that makes it, as in model=lambda: Net(64)"
     if not callable(model):

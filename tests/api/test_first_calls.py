@@ -240,6 +240,9 @@ def test_as_many_samples_are_read_as_the_steps_need_and_the_last_are_held_out(tm
 REFUSED = {
     "a name": ({"model": "resnet18"}, "model=resnet18: expected a module, its class, or a function"),
     "arguments": ({"model": Wide}, "model=Wide: missing a required argument: 'width': write model=lambda: Wide(...)"),
+    "a module without numbers": (
+        {"model": nn.Linear(12, 3, device="meta"), "data": (X, Y)}, "model=Linear: weight is on the device meta",
+    ),
     "a loss": ({"loss": "nll"}, "loss=nll: expected one of cross_entropy, masked_cross_entropy, mse, model"),
     "an optimizer": ({"optimizer": torch.optim.Adafactor}, "optimizer=Adafactor: its update of an element depends on"),
     "a hidden argument": (

@@ -148,6 +148,8 @@ def _check_folder(folder: Path) -> None:
 
 
 def _all(backends: Any) -> list[Any]:
+    if isinstance(backends, (list, tuple)) and not backends:
+        raise InputError("backends", [], "expected at least one name, class, or function step(model, optimizer, batch)")
     return list(backends) if isinstance(backends, (list, tuple)) else [] if backends is None else [backends]
 
 

@@ -264,6 +264,7 @@ REFUSED = {
     "steps": ({"steps": 0}, "steps=0: expected a whole number of at least 1"),
     "lr": ({"lr": -1.0}, "lr=-1.0: expected a finite number above 0"),
     "a backend": ({"backends": ["ampp"]}, "backends=ampp: expected one of accelerate, amp, "),
+    "no backend": ({"backends": []}, "backends=[]: expected at least one name, class, or function step(model, "),
     "a class": ({"backends": [Net]}, "backends=Net: is no backend: expected a class with PRECISIONS"),
     "a step": ({"backends": [lambda model: 0]}, "backends=<lambda>: takes (model): write def step(model, optimizer,"),
     "a scaler": ({"backends": [step_with_a_scaler_of_its_own]}, "backends=step_with_a_scaler_of_its_own: uses SCALER"),

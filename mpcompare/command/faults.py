@@ -45,9 +45,11 @@ def _shadowing(error: BaseException) -> list[str]:
 
 
 def unknown_key(error: Exception) -> str | None:
-    """Returns the line for an override of a key that is not there; None where nothing is like it, or for another error.
+    """Returns the line for an override of a key that is not there: what is like it, or how it is appended. None for
+    another error.
 
-    A key without its section is found too: ``batch_size`` is near ``task.batch_size``.
+    A key without its section is found too: ``batch_size`` is near ``task.batch_size``. The section of a key is not like
+    it: ``task.model.width`` is appended to ``task.model``.
     """
     refused, cause = re.match("Could not override '([^']+)'", str(error)), error.__cause__
     if not refused or not isinstance(cause, OmegaConfBaseException) or cause.parent_node is None:
@@ -56,8 +58,8 @@ def unknown_key(error: Exception) -> str | None:
     defaults = OmegaConf.load(CONF / "config.yaml").defaults
     chosen = {name for each in defaults if OmegaConf.is_dict(each) for name in each}
     known = {name: name if name in chosen else f"+{name}" for name in _groups()} | {key: key for key in _keys(root)}
-    if not (near := _near(refused[1], known)):
-        return None
+    if not (near := _near(refused[1], [key for key in known if not refused[1].startswith(f"{key}.")])):
+        return one_line(str(error))
     return f"Could not override '{refused[1]}': did you mean {' or '.join(known[key] for key in near)}?"
 
 

@@ -28,6 +28,12 @@ def test_a_key_is_one_line_with_what_is_like_it(cli, override):
     assert line.startswith(f"mpcompare: error: {KEYS[override]}")
 
 
+def test_the_section_of_a_key_is_not_like_it(cli):
+    ended = cli("task=module", "task.model._target_=my_package.Net", "task.model.width=16")
+    expected = "Could not override 'task.model.width'. To append to your config use +task.model.width=16"
+    assert (ended.code, ended.err) == (2, f"mpcompare: error: {expected}\n")
+
+
 @pytest.mark.parametrize(
     ("override", "hint"),
     [

@@ -42,6 +42,9 @@ def parts_of(data: Any, wanted: int, model: Any, loss: Any) -> Parts:
     x, y = _pair(whole, model, loss)
     lengths = {len(leaf) for leaf in tree_flatten((x, y))[0] if isinstance(leaf, Tensor)}
     if len(lengths) > 1:
+        if len(parts) > 2 and all(isinstance(each, Tensor | np.ndarray) for each in parts):
+            expected = "expected 2 or 4, or several inputs and targets with as many samples each"
+            raise InputError("data", f"{len(parts)} tensors", expected)
         said = " and ".join(map(str, sorted(lengths)))
         raise InputError("data", f"{said} samples", "expected as many inputs as targets")
     (rows,) = lengths

@@ -310,6 +310,7 @@ REFUSED = {
     "no value of the task": (
         {"model": Net, "task": {"batchsize": 3}}, "task.batchsize=3: expected one of model, loss, optimizer, batch",
     ),
+    "three tensors": ({"model": Net, "data": (X, Y, X[:9])}, "data=3 tensors: expected 2 or 4, or several inputs and"),
     "several lengths": (
         {"model": Net, "data": iter([(X[:4, :7], Y[:4]), (X[4:], Y[4:])])}, "data=loader: gives batches that do not",
     ),

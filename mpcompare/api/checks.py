@@ -137,6 +137,10 @@ def check_knobs(knobs: Mapping[str, Any], of_caller: Iterable[str], own_task: bo
             accepted = [*of_caller, *known]
             near = did_you_mean(key, accepted)
             raise InputError(key, value, f"is no argument{near}; docs/from_python.md has them all")
+        if key in GROUPS and not isinstance(value, (str, Mapping)):
+            accepted = sorted(path.stem for path in (CONF / key).glob("*.yaml"))
+            name = getattr(value, "__name__", type(value).__name__)
+            raise InputError(key, name, f"expected one of {', '.join(accepted)}{did_you_mean(name, accepted)}")
         names = list(value) if isinstance(value, Mapping) else [rest.partition(".")[0]] if rest else []
         accepted = list(sections.get(section, {})) if section != "hydra" else []
         if section == "task" and own_task:

@@ -305,6 +305,11 @@ REFUSED = {
         "model=Net: cannot be called with the data, inputs [4, 5] float32: RuntimeError: ",
     ),
     "real targets": ({"model": Net, "data": (X, X), "batch_size": 8}, "loss=cross_entropy: cannot be taken of the"),
+    "a schedule of torch": (
+        {"schedule": torch.optim.lr_scheduler.CosineAnnealingLR},
+        "schedule=CosineAnnealingLR: expected one of constant, cosine, task, warmup",
+    ),
+    "a schedule that is a function": ({"schedule": lambda step: 0.5}, "schedule=<lambda>: expected one of constant, "),
     "no name": ({"stepz": 3}, "stepz=3: is no argument (did you mean steps?)"),
     "no value of a section": ({"train": {"stepz": 3}}, "train.stepz=3: expected one of steps, warmup_steps,"),
     "no value of the task": (

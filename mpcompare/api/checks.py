@@ -77,11 +77,11 @@ def read_precisions(precision: Any, backends: Iterable[Any], device: str) -> lis
             raise InputError("precision", names[0], f"backend {plain[0]} has none of 16 bits: leave one of them out")
         return ["auto"]
     for backend in backends:
-        _check_precisions(backend, names, torch.device("cuda" if on_cuda else "cpu"))
+        _check_precisions(backend, names, "cuda" if on_cuda else "cpu")
     return names
 
 
-def _check_precisions(backend: Any, names: Iterable[str], device: torch.device) -> None:
+def _check_precisions(backend: Any, names: Iterable[str], device_type: str) -> None:
     """Raises InputError where a backend accepts none of the precisions."""
     name = backend if isinstance(backend, str) else backend.__name__
     path = CONF / "backend" / f"{name}.yaml"
@@ -91,7 +91,7 @@ def _check_precisions(backend: Any, names: Iterable[str], device: torch.device) 
     refused = []
     for each in names if hasattr(backend, "PRECISIONS") else ():
         try:
-            resolve_precision(each, backend.PRECISIONS, device, name)
+            resolve_precision(each, backend.PRECISIONS, device_type, name)
             return
         except InputError as error:
             refused.append(error)

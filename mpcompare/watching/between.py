@@ -12,6 +12,7 @@ from mpcompare.watching.defect import Defect
 from mpcompare.watching.steps import Taken
 
 HALF = (torch.bfloat16, torch.float16)
+MANY = 16  # numbers: a few may be clamped to what they are in 16 bits
 
 
 def moved_between(taken: Sequence[Taken]) -> list[str]:
@@ -24,11 +25,10 @@ def of_rounded_weights(taken: Sequence[Taken]) -> Iterator[Defect]:
     for number, earlier, later in _in_turn(taken):
         for half in HALF:
             names = [n for n in _moved(earlier, later) if _is_rounded(earlier.after[n], later.before[n], half)]
-            if names:
-                because = (
-                    f"the loop rounds {listed(names)}, which are fp32, to {dtype_name(half)} before step {number}: "
-                )
-                because += "what an update adds below their last digit is lost"
+            numbers = sum(int((earlier.after[n] != later.before[n]).sum()) for n in names)
+            if numbers >= MANY:
+                because = f"the loop rounds {listed(names)}, which are fp32, to {dtype_name(half)} before step {number}"
+                because += ": what an update adds below their last digit is lost"
                 yield Defect("no master weights", names[0], because)
                 return
 

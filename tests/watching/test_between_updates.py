@@ -99,3 +99,21 @@ def test_what_is_no_expectation_is_refused():
     seen = replace(TINY, updates=1).run(mpcompare.watch)
     with pytest.raises(InputError, match="watch: expect=3: expected facts by name, or a file"):
         seen.raise_if_wrong(expect=3)
+
+
+def test_a_number_that_is_clamped_to_one_of_16_bits_is_a_fact():
+    class Scaled(nn.Sequential):
+        def __init__(self):
+            super().__init__(*three_layers())
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return self.scale * super().forward(x)
+
+    @torch.no_grad()
+    def clamp(model):
+        model.scale.clamp_(1.0, 1.0)
+
+    seen = replace(TINY, make=Scaled, after_step=clamp).run(mpcompare.watch)
+    assert not seen.defects
+    assert seen.facts["moved_between_updates"] == ["scale"]

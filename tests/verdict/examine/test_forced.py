@@ -27,7 +27,7 @@ from mpcompare.verdict.examine.forced.call import factor_of
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import Errors
 from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted, NotReplayedError
-from mpcompare.verdict.examine.forced.record import OUTPUT, recorded
+from mpcompare.verdict.examine.forced.record import OUTPUT, in_backward, recorded
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.step import MOST, Recorded, compared_with_the_replay
 from mpcompare.verdict.judge.check import Case
@@ -541,6 +541,28 @@ def test_work_between_layers_that_is_computed_again_is_rounded_as_it_was(reentra
     plain, again = ({name: e.error for name, e in each.items()} for each in found)
     assert again == pytest.approx(plain)
     assert min(plain.values()) > 0
+
+
+def test_a_layer_is_known_that_is_called_again_with_other_last_digits():
+    """A product may have other last digits where its operands lie elsewhere in memory. So may what is rounded of it."""
+
+    class Elsewhere(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.third = nn.Linear(784, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+
+        def block(self, x):
+            x = self.second(x) * (1 + 2.0**-22 * in_backward())
+            return self.third(F.gelu(x))
+
+        def forward(self, x):
+            return checkpoint(self.block, self.first(x.flatten(1)), use_reentrant=True)
+
+    run = layers_of(subject_of(Network("elsewhere", "here", Elsewhere, gray), "bf16", Amp), "run")
+    places = run.findings.replays["first"].places
+    assert places["gradient second"].samples >= 4
+    assert places["gradient second"].far < 3
+    assert doubt(run) == ""
 
 
 class AddsInPlace(nn.Module):

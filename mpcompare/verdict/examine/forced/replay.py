@@ -48,6 +48,8 @@ from mpcompare.verdict.examine.forced.weights import Weights, as_complex
 from mpcompare.verdict.examine.numerics import numbers, spread
 from mpcompare.verdict.examine.oracle import shares_of
 
+REPEATED = 2.0**-7  # of the size of what arrives, by which a repeated call may be off in 16 bits
+
 
 @dataclass
 class Replay:
@@ -334,13 +336,15 @@ class Replay:
         return forward
 
     def _next(self, name: str, arriving: list[Any]) -> tuple[int, Call | None]:
-        """Returns the number of this call and its record. A checkpoint repeats a call with the same numbers."""
+        """Returns the number of this call and its record. A checkpoint repeats a call with the same numbers but for
+        roundings: a product may have other last bits where its operands lie elsewhere in memory."""
         with _disable_current_modes():
-            mark = sum(float(spread(t).double().sum()) for t in arriving if is_real(t))
+            values = [spread(t).double() for t in arriving if is_real(t)]
+            mark, size = (sum(float(v.sum()) for v in each) for each in (values, [v.abs() for v in values]))
         marks = self.arrived.setdefault(name, [])
-        if in_backward() and mark in marks:
-            number = len(marks) - 1 - marks[::-1].index(mark)  # the last: those before have had their backward
-        else:
+        # the nearest, and of equal ones the last: those before have had their backward
+        number = min(range(len(marks) - 1, -1, -1), key=lambda at: abs(marks[at] - mark), default=-1)
+        if not (in_backward() and marks and abs(marks[number] - mark) <= REPEATED * size):
             number = len(marks)
             marks.append(mark)
         calls = self.record.calls.get(name, [])

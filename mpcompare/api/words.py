@@ -1,4 +1,4 @@
-"""What a call sets by whatever name, and the command's fields in the words of the call."""
+"""The settings of a call under any of their names, and the command's fields in the words of the call."""
 
 import re
 from collections.abc import Iterator, Mapping

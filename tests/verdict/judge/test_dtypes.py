@@ -74,9 +74,9 @@ def judged(backend):
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
-        (ForwardInFp32, "forward of layer1 (Linear) computes in fp32, where amp does in bf16"),
-        (BackwardInFp32, "backward of layer1 (Linear) computes in fp32, where amp does in bf16"),
-        (BackwardInFp16, "backward of layer1 (Linear) computes in fp16, where amp does in bf16"),
+        (ForwardInFp32, "forward of layer1 (Linear) computes in fp32, where amp bf16 does in bf16"),
+        (BackwardInFp32, "backward of layer1 (Linear) computes in fp32, where amp bf16 does in bf16"),
+        (BackwardInFp16, "backward of layer1 (Linear) computes in fp16, where amp bf16 does in bf16"),
     ],
 )
 def test_a_product_in_another_format_is_another_precision(backend, words):

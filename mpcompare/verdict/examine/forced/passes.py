@@ -71,12 +71,12 @@ def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool
 
 
 def _compared_with_kernels(step: Recorded, layers: Layers) -> Errors:
-    if layers.factor != 1:  # what arrives at the norms is that of another loss
-        return {}
     far = {name: e for name, e in layers.gradients.items() if e and e.error > K * layers.rounding[name].error}
     made = gradients_of_norms(step.network, step.record, far) if far else {}
-    errors = {name: gradient_error(step.grads[name], g.double() / step.scale) for name, g in made.items()}
-    return {name: e for name, e in errors.items() if e.error < far[name].error}
+    # What arrives at the norms is of a loss that may be multiplied by a factor.
+    scale = step.scale * layers.factor
+    errors = {name: gradient_error(step.grads[name], g.double() / scale) for name, g in made.items()}
+    return {name: e for name, e in errors.items() if e.residual < far[name].residual}
 
 
 def shows_layers(backend: Any) -> bool:

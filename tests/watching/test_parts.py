@@ -154,7 +154,9 @@ def begun(make):
     return network, torch.optim.AdamW(network.parameters(), 1e-3)
 
 
-@pytest.mark.parametrize(("dtype", "accumulate"), [(torch.bfloat16, 2), (torch.float16, 1)])
+@pytest.mark.parametrize(
+    ("dtype", "accumulate"), [(torch.bfloat16, 2), pytest.param(torch.float16, 1, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("make", [Autoencoder, Recurrent, ActorCritic, Direct, Convolutions, Prompt, Unrolled, Twice])
 def test_the_layers_of_parts_are_seen(make, dtype, accumulate):
     network, optimizer = begun(make)

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from mpcompare.dtypes import dtype_name
+from mpcompare.verdict.examine.forced.call import HALF
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching.defect import Defect
 from mpcompare.watching.steps import Taken
 
-HALF = (torch.bfloat16, torch.float16)
 MANY = 16  # numbers: a few may be clamped to what they are in 16 bits
 
 

@@ -148,9 +148,10 @@ class Sums:
                 if asked is not None and self._is_late(asked):
                     self.clipped_late = line_of_user()
                 self.asked, self._read = asked or self.asked, self._read or asked is None
-                owned = self.attached.owned()
-                others = {n: p.grad for n, p in self.params.items() if n not in owned and p.grad is not None}
-                self.outside = {n: total_norm({n: numbers(g)}, 2.0) for n, g in others.items()}
+                if asked is not None:
+                    owned = self.attached.owned()
+                    others = {n: p.grad for n, p in self.params.items() if n not in owned and p.grad is not None}
+                    self.outside = {n: total_norm({n: numbers(g)}, 2.0) for n, g in others.items()}
             else:
                 self.keep()
             entry = (part, line_of_user())

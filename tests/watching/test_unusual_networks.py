@@ -207,7 +207,7 @@ def test_a_subclass_that_computes_as_torch_is_torchs():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_an_attention_is_seen_with_dropout_as_without(dropout):
-    """What torch makes of its operands is no measure where it draws a mask: the next one is another."""
+    """A kernel that draws a mask is no measure: its next mask is another."""
 
     def make():
         attention = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=dropout, batch_first=True)

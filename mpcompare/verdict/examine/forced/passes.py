@@ -73,7 +73,7 @@ def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool
 def _compared_with_kernels(step: Recorded, layers: Layers) -> Errors:
     far = {name: e for name, e in layers.gradients.items() if e and e.error > K * layers.rounding[name].error}
     made = gradients_of_norms(step.network, step.record, far) if far else {}
-    # What arrives at the norms is of a loss that may be multiplied by a factor.
+    # The gradients that arrive at the norms are of a loss that may be multiplied by a factor.
     scale = step.scale * layers.factor
     errors = {name: gradient_error(step.grads[name], g.double() / scale) for name, g in made.items()}
     return {name: e for name, e in errors.items() if e.residual < far[name].residual}

@@ -49,7 +49,7 @@ def test_noise_in_gradients_is_seen_in_their_bits(backend):
     verdict = judged(backend)
     assert (verdict.word, verdict.cause) == ("differs", "noise")
     assert [check.name for check in verdict.checks if not check.passed] == ["one step twice"]
-    assert "gives other numbers, and amp's does not" in verdict.because
+    assert "gives other numbers, and amp bf16's does not" in verdict.because
 
 
 def test_who_says_so_differs_as_declared():

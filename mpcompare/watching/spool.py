@@ -8,6 +8,8 @@ map: a map takes a page fault for each of its pages, and a copy takes twice as l
 import mmap
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO
 
 import torch
@@ -19,6 +21,13 @@ from mpcompare.verdict.examine.numerics import numbers, same_bits, spread
 
 SMALL = 1 << 16  # bytes of a tensor that is copied in memory
 PIECE = 1 << 26  # bytes by which the file grows
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """No mode sees what is computed while it is entered: those of the watch take longer than the copies."""
+    with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 class Spool:
@@ -35,7 +44,7 @@ class Spool:
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Returns a copy, row by row if it lies in the file."""
-        with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        with _unseen():
             tensor = tensor.detach().resolve_conj().resolve_neg()
             if tensor.nbytes < SMALL or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
                 return tensor.clone()
@@ -48,7 +57,8 @@ class Spool:
 
     def some(self, tensor: Tensor) -> Tensor:
         """Returns a copy of some elements, in one row."""
-        return self.copy(spread(numbers(tensor)))
+        with _unseen():
+            return self.copy(spread(numbers(tensor)))
 
     def _write(self, tensor: Tensor) -> Tensor:
         wanted = tensor.nbytes

@@ -1,13 +1,14 @@
 """The calls of a network in a step in float64. A cast of its own, such as ``x.float()``, would throw away half of the
 digits, and the next layer takes no fp32 numbers then."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
 WIDE |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
@@ -52,6 +53,16 @@ def grouped_product(
     return found if out_dtype is None else found.to(out_dtype)
 
 
+def values_of(args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Any]:
+    """Yields the arguments of a function of torch, and those within lists and tuples. Pytrees know more containers, and
+    take so long that they were a sixth of a replay."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, (list, tuple)):
+            yield from values_of(value)
+        else:
+            yield value
+
+
 # Operators that torch has in 16 bits and not in float64, as functions that compute in any dtype.
 IN_FULL: dict[Any, Callable[..., Any]] = {torch._grouped_mm: grouped_product}
 
@@ -64,7 +75,7 @@ def call_widened(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
     if func in CASTS:
         return args[0].to(dtype)
     if getattr(func, "__name__", "") in PRODUCTS:  # other functions take numbers of two formats
-        kinds = {t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        kinds = {t.dtype for t in values_of(args, kwargs) if isinstance(t, Tensor)}
         if dtype in kinds and kinds & WIDE.keys():
             args, kwargs = tree_map_only(Tensor, lambda t: t.to(WIDE.get(t.dtype, t.dtype)), (args, kwargs))
     args = tuple(WIDE.get(a, a) if isinstance(a, torch.dtype) else a for a in args)

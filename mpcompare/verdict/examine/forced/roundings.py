@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.precision import FP16, Precision
 from mpcompare.verdict.examine.numerics import chunks
+from mpcompare.verdict.examine.widened import values_of
 
 SEEDS = 32  # elements of a tensor on which its error depends
 ADDMM, CONVOLUTION = torch.ops.aten.addmm.default, torch.ops.aten.convolution.default
@@ -126,11 +127,11 @@ class Roundings(TorchDispatchMode):
         enabled = torch.is_grad_enabled()
         if self.backward and not enabled:
             return True
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        given = [t for t in values_of(args, kwargs or {}) if isinstance(t, Tensor)]
         is_seen = enabled and func is not DETACH and any(t.requires_grad for t in given)
         depends = is_seen or any(t.requires_grad or t in self.quantities for t in given)
         if depends and not is_seen:  # as in a checkpoint, which calls its layers without gradients at first
-            self.quantities.update({t: True for t in tree_leaves(result) if isinstance(t, Tensor)})
+            self.quantities.update({t: True for t in values_of((result,)) if isinstance(t, Tensor)})
         return depends
 
     def round_(self, value: Tensor) -> Tensor:

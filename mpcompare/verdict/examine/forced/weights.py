@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from mpcompare.tasks.task import sharing_parameters
-from mpcompare.verdict.examine.widened import call_widened
+from mpcompare.verdict.examine.widened import call_widened, values_of
 
 # What is asked of a parameter without its numbers.
 ASKED = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__} | {
@@ -71,7 +71,7 @@ class Weights(TorchFunctionMode):
             return func(*args, **kwargs)
         if func == DTYPE and id(args[0]) in self.names:
             return self.dtype
-        if any(isinstance(v, nn.Parameter) for v in tree_leaves((args, kwargs))):
+        if any(id(v) in self.names for v in values_of(args, kwargs)):
             args, kwargs = tree_map_only(nn.Parameter, self.taken, (args, kwargs))
         return call_widened(func, args, kwargs, self.dtype)
 

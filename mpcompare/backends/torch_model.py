@@ -113,11 +113,8 @@ def skipped_by(step: Callable[[], object], optimizer: torch.optim.Optimizer) -> 
         nonlocal skipped
         skipped = getattr(optimizer, "found_inf", False)
 
-    hook = optimizer.register_step_post_hook(stepped)
-    try:
+    with optimizer.register_step_post_hook(stepped):
         step()
-    finally:
-        hook.remove()
     return skipped
 
 

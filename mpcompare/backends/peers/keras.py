@@ -14,7 +14,7 @@ scale is a power of two. The optimizer's formulas are Keras's, with the task's s
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -129,12 +129,10 @@ class KerasRow:
             products.forward(inputs[0].detach(), z.detach(), rectified)
             z.register_hook(lambda dz: products.backward(dz.where(z > 0, 0) if rectified else dz))
 
-        handles = [each.register_forward_hook(partial(note, n)) for n, each in enumerate(self.network.children())]
-        try:
+        with ExitStack() as hooks:
+            for number, layer in enumerate(self.network.children()):
+                hooks.enter_context(layer.register_forward_hook(partial(note, number)))
             yield products
-        finally:
-            for handle in handles:
-                handle.remove()
 
     # The harness asks for the following outside of the step. Keras's kernels are torch's weights, transposed.
 

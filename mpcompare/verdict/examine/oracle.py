@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -280,12 +280,10 @@ def outputs_of(model: nn.Module) -> Iterator[Outputs]:
         return hook
 
     layers = [(name, m) for name, m in model.named_modules() if not any(True for _ in m.children())]
-    handles = [m.register_forward_hook(keep(name)) for name, m in layers]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in layers:
+            hooks.enter_context(layer.register_forward_hook(keep(name)))
         yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def numbered(name: str, known: Iterable[str]) -> str:

@@ -155,7 +155,7 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> U
     by_known: dict[int, dict[str, UpdateError]] = {}
     moments: dict[int, Moments] = {}
     for number, step in enumerate(taken):
-        seen = Seen(0.0, 0.0, step.raw, step.given, step.before, step.after, step.scale, step.skipped)
+        seen = Seen(step.before, step.after, step.given, 0.0, grads=step.raw, scale=step.scale, skipped=step.skipped)
         finite = step.finite if step.skipped else all(map(math.isfinite, step.norms.values()))
         said = seen.step(finite, step.by_scaler, step.scale)
         if step.skipped or not step.finite or not step.given:
@@ -274,5 +274,5 @@ def _update(step: Taken, number: int, names: Sequence[str]) -> Update:
     given = {n: step.given[n] for n in names}
     raw = {n: step.raw.get(n, step.given[n]) for n in names}
     before, after = ({n: side[n] for n in names} for side in (step.before, step.after))
-    seen = Seen(lr, 0.0, raw, given, before, after, step.scale, False)
-    return seen.update(count, number, Remembered(tensors, count))
+    known = Remembered(tensors, count)
+    return Seen(before, after, given, lr, known, grads=raw, scale=step.scale, skipped=False).update(count, number)

@@ -140,9 +140,11 @@ class Driver:
         walk.through("step")
         after, skipped = rows_of(backend.master_params()), bool(backend.skipped)
         walk.finish()
+        remembered = FROM_THE_START if self.updates or self.loaded is None else self.loaded
         return Seen(
-            lr, loss, grads, clipped, before, after, scale, skipped, moved_early, walk.in_one_piece, draws_alike,
-            said_norm(backend), buffers,
+            before, after, clipped, lr, remembered, loss=loss, grads=grads, scale=scale, skipped=skipped,
+            moved_early=moved_early, in_one_piece=walk.in_one_piece, draws_alike=draws_alike, norm=said_norm(backend),
+            buffers=buffers,
         )  # fmt: skip
 
     def _finite_gradients(self, taken: Seen) -> bool:
@@ -163,9 +165,8 @@ class Driver:
 
     def _write_update(self, taken: Seen) -> None:
         found, task = self.found, self.rule.task
-        remembered = FROM_THE_START if self.updates or self.loaded is None else self.loaded
-        found.updates.append(self.rule.errors(taken.change(remembered)))
-        self.updates.append(taken.update(int(self.rates.updates) - 1, len(found.steps) - 1, remembered))
+        found.updates.append(self.rule.errors(taken))
+        self.updates.append(taken.update(int(self.rates.updates) - 1, len(found.steps) - 1))
         if taken.grads and task.clip_norm is not None:
             found.clips.append(taken.clip(task.clip_norm, task.clip_norm_type))
 

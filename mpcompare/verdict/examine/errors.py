@@ -83,14 +83,14 @@ class Change:
 
     Attributes:
         before, after: the weights.
-        grads: the gradients that the optimizer is given.
+        clipped: the gradients that the optimizer is given.
         lr: the learning rate of the step.
         remembered: the state that was loaded before it.
     """
 
     before: Mapping[str, Tensor]
     after: Mapping[str, Tensor]
-    grads: Mapping[str, Tensor]
+    clipped: Mapping[str, Tensor]
     lr: float
     remembered: Remembered = FROM_THE_START
 
@@ -105,7 +105,7 @@ def update_errors(
         short_dtype: the format in which the backend computes; weights that have no more digits count as ``short``.
         coarse: the most by which a new weight is rounded, in units of what fp32 rounds it by.
     """
-    return {name: _update_error(replay, name, change, short_dtype, coarse) for name in change.grads}
+    return {name: _update_error(replay, name, change, short_dtype, coarse) for name in change.clipped}
 
 
 def _update_error(
@@ -116,7 +116,7 @@ def _update_error(
     known = change.remembered.of(name)
     kept = {kind: t for kind, t in known.items() if t.numel() == change.before[name].numel()}
     shared = {kind: t.double() for kind, t in known.items() if kind not in kept}  # a number, such as a product of rates
-    tensors = (change.before[name], change.after[name], change.grads[name], *kept.values())
+    tensors = (change.before[name], change.after[name], change.clipped[name], *kept.values())
     for number, (w, new, g, *pieces) in enumerate(chunks(*tensors)):
         short += zeros_of(new.to(short_dtype) - new)
         stored, w, new = w, w.double(), new.double()

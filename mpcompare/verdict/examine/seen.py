@@ -18,23 +18,20 @@ from mpcompare.promises import Promises
 from mpcompare.tasks.optimizers import IN_FP32, Coarse, Optimizer
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.errors import FROM_THE_START, Change, Remembered, clip_errors, update_errors
+from mpcompare.verdict.examine.errors import Change, clip_errors, update_errors
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
 from mpcompare.verdict.examine.loss_scale import promised_task
 from mpcompare.verdict.examine.updates import Update, some_of
 from mpcompare.verdict.judge.drive import Clip, KnownMistake, Step, UpdateError
 
 
-@dataclass(frozen=True)
-class Seen:
-    """One step as it was seen.
+@dataclass(frozen=True, kw_only=True)
+class Seen(Change):
+    """One step as it was seen. The weights after it may be the maker's own, which its next step changes.
 
     Attributes:
-        lr: its learning rate.
-        loss: as its maker says.
+        loss: as its maker says; NaN where nobody asks.
         grads: before they were clipped; of a step in one piece, after; empty where none are shown.
-        clipped: after they were clipped.
-        before, after: the weights; those after it may be the maker's own, which its next step changes.
         scale: the loss scale before the step, as its maker says.
         skipped: as its maker says.
         moved_early: whether weights changed before the gradients of all micro-batches were there.
@@ -44,12 +41,8 @@ class Seen:
         buffers: before the step.
     """
 
-    lr: float
-    loss: float
+    loss: float = math.nan
     grads: Mapping[str, Tensor]
-    clipped: Mapping[str, Tensor]
-    before: Mapping[str, Tensor]
-    after: Mapping[str, Tensor]
     scale: float
     skipped: bool
     moved_early: bool = False
@@ -83,16 +76,13 @@ class Seen:
             asked_scale=asked_scale,
         )
 
-    def change(self, remembered: Remembered) -> Change:
-        """Returns the update as the optimizer sees it."""
-        return Change(self.before, self.after, self.clipped, self.lr, remembered)
-
-    def update(self, number: int, steps: int, remembered: Remembered = FROM_THE_START) -> Update:
+    def update(self, number: int, steps: int) -> Update:
         """Returns some elements of the update.
 
         Args:
             number, steps: how many updates, and steps, were taken before.
         """
+        tensors = {kind: some_of(of_kind) for kind, of_kind in self.remembered.tensors.items()}
         return Update(
             before=some_of(self.before),
             after=some_of(self.after),
@@ -102,7 +92,7 @@ class Seen:
             norm=numerics.total_norm(self.clipped, 2.0) if self.clipped else math.nan,
             number=number,
             steps=steps,
-            remembered=replace(remembered, tensors={kind: some_of(t) for kind, t in remembered.tensors.items()}),
+            remembered=replace(self.remembered, tensors=tensors),
             scale=self.scale,
         )
 

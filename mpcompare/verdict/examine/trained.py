@@ -5,7 +5,6 @@ is taken from the backend as it is, so that only the roundings of one update are
 element, and some elements of a large tensor tell what is made of all.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,7 +51,9 @@ class BeforeStep:
 
     def seen(self, grads: Params, clipped: Params, after: Params) -> Seen:
         """Returns the step, some elements of each tensor, from its gradients and the weights after it."""
-        return Seen(self.lr, math.nan, grads, clipped, self.weights, after, self.scale, skipped=False)
+        count = max((int(count) for count in self.counts.values()), default=self.updates)
+        known = Remembered(self.optimizer, count)
+        return Seen(self.weights, after, clipped, self.lr, known, grads=grads, scale=self.scale, skipped=False)
 
 
 def start_of(backend: Any, lr: float, updates: int, steps: int, most: int | None = None) -> BeforeStep:
@@ -120,14 +121,12 @@ def replayed(
     updates: dict[str, UpdateError] = {}
     moments: dict[str, dict[str, float]] = {}
     for name, g in seen.clipped.items():
-        updates |= rule.errors(replace(seen, clipped={name: g}).change(start.remembered(name)))
+        updates |= rule.errors(replace(seen, clipped={name: g}, remembered=start.remembered(name)))
         for kind, (value, magnitude) in rule.replay.kept(f"{name} 0").items():
             if name in kinds.get(kind, {}):
                 error = (spread(kinds[kind][name]).double() - value).abs_()
                 moments.setdefault(kind, {})[name] = largest(error.div_(magnitude.mul(UNIT_ROUNDOFF)))
-    count = max((int(count) for count in start.counts.values()), default=start.updates)
-    update = seen.update(start.updates, start.steps, Remembered(start.optimizer, count))
-    mistakes = rule.mistakes([update], [updates])
+    mistakes = rule.mistakes([seen.update(start.updates, start.steps)], [updates])
     lost = not all(excess <= 1 for of_kind in moments.values() for excess in of_kind.values())
     step = Step(True, False, False, True, start.scale, start.scale)
     remembered = {kind: spreads(tensors) for kind, tensors in kinds.items()} if mistakes is not None or lost else {}

@@ -9,36 +9,27 @@ from torch import Tensor
 
 from mpcompare.tasks.optimizers import UpdateReplay
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered
+from mpcompare.verdict.examine.errors import Change
 
 ELEMENTS = 4096  # of a large tensor, evenly spread: every update is one of single elements
 
 
-@dataclass(frozen=True)
-class Update:
+@dataclass(frozen=True, kw_only=True)
+class Update(Change):
     """An update: of each tensor at most ``ELEMENTS`` elements, in one row.
 
     Attributes:
-        before, after: the weights.
         grads: before they were clipped; of a backend whose step is one piece, after.
-        clipped: as they are given to the optimizer.
-        lr: as the schedule has it.
         norm: the 2-norm of ``clipped``, all elements of all tensors together; NaN where none are shown.
         number: the number of updates that were taken before.
         steps: the number of steps before, the skipped ones among them.
-        remembered: the state that was loaded just before; of each tensor the same elements.
         scale: the loss scale of the step.
     """
 
-    before: Params
-    after: Params
     grads: Params
-    clipped: Params
-    lr: float
     norm: float
     number: int
     steps: int
-    remembered: Remembered = FROM_THE_START
     scale: float = 1.0
 
 

@@ -22,8 +22,8 @@ def test_a_right_optimizer_makes_no_known_mistake_and_each_mistake_has_a_cause()
             p.grad, before = g.clone(), p.detach().clone()
             torchs.param_groups[0]["lr"] = lr
             torchs.step()
-            tensors = [some_of({"w": t}) for t in (before, p.detach(), 2 * g, g)]
-            updates.append(Update(*tensors, lr, 1.0, number, number))
+            before, after, grads, clipped = (some_of({"w": t}) for t in (before, p.detach(), 2 * g, g))
+            updates.append(Update(before, after, clipped, lr, grads=grads, norm=1.0, number=number, steps=number))
         assert updates[0].before["w"].shape[0] <= ELEMENTS
         assert known_mistakes(task, updates, torch.bfloat16) == {}
         wrong = [replace(update, after={"w": 2 * update.after["w"] - update.before["w"]}) for update in updates]

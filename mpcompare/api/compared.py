@@ -64,15 +64,15 @@ class Compared:
         return Markup("").join(self._html())
 
     def _html(self) -> Iterator[Markup]:
-        for rows in brief.rows_of(self.report):
-            columns = brief.columns_of(rows)
-            yield Markup("<p><b>{}</b></p><table><tr>").format(rows[0].comparison.title)
+        for comparison in self.report.comparisons:
+            columns = brief.columns_of(comparison.rows)
+            yield Markup("<p><b>{}</b></p><table><tr>").format(comparison.title)
             yield from (Markup("<th>{}</th>").format(column.heading) for column in columns)
-            for row in rows:
+            for row in comparison.rows:
                 yield Markup("</tr><tr>")
                 yield from (Markup("<td>{}</td>").format(cell) for cell in brief.cells(columns, row))
             yield Markup("</tr></table><ul>")
-            yield from map(_sentence, rows)
+            yield from map(_sentence, comparison.rows)
             yield Markup("</ul>")
         yield Markup("<p>Records, figures and the page: {}</p>").format(self.folder)
 

@@ -7,17 +7,11 @@ from dataclasses import replace
 from mpcompare.report import summary
 from mpcompare.report.columns import Column
 from mpcompare.report.comparison import Row
-from mpcompare.report.contents import Report
 
 _NAME = r"[^\s\\/,;:()\"']+"
 # The folders of an absolute path: it begins at home or at a drive, or at the root with a folder at least.
 _FOLDERS = re.compile(rf"(?<![\w/.:])(?:(?:file://|~|[A-Za-z]:)(?:[\\/]{_NAME})*|(?:[\\/]{_NAME})+)[\\/](?={_NAME})")
 LONGEST = 240  # characters of a text that somebody else wrote, such as an error
-
-
-def rows_of(report: Report) -> list[list[Row]]:
-    """Returns the rows of each comparison."""
-    return [summary.rows_of(comparison) for comparison in report.comparisons]
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column[Row]]:

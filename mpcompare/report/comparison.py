@@ -128,6 +128,11 @@ class Comparison:
     def finished(self) -> list[Entry]:
         return [entry for entry in self.entries if entry.ok]
 
+    @property
+    def rows(self) -> list["Row"]:
+        """A row of a table for each run."""
+        return [Row(self, entry) for entry in self.entries]
+
     def label(self, run: Run | None) -> str:
         """Returns the label of one of the runs; empty for None."""
         return next((entry.label for entry in self.entries if entry.run is run), "")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpcompare.report import formats
-from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.comparison import Comparison, Entry, Row
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 
@@ -27,6 +27,11 @@ class Report:
     def entries(self) -> list[Entry]:
         """The runs of all comparisons."""
         return [entry for comparison in self.comparisons for entry in comparison.entries]
+
+    @property
+    def rows(self) -> list[Row]:
+        """A row of a table for each of them."""
+        return [row for comparison in self.comparisons for row in comparison.rows]
 
     @property
     def verdicts(self) -> dict[str, Verdict]:

@@ -11,10 +11,6 @@ NAMES = ("backend", "precision", "variant")  # the columns of a run that did not
 LONG = 16  # characters: a baseline's label from here on is "baseline" in the headings
 
 
-def rows_of(comparison: Comparison) -> list[Row]:
-    return [Row(comparison, entry) for entry in comparison.entries]
-
-
 def columns_of(row: Row) -> list[Column[Row]]:
     """Returns the columns of a run: all in ``COLUMNS``, and in their midst one for each of its own phases."""
     return [*_BEFORE_PHASES, *map(_phase, row.recorded.get("phase_ms", {})), *_AFTER_PHASES]

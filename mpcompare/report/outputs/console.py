@@ -83,7 +83,7 @@ def _runs(comparison: Comparison, width: int) -> Iterator[Table]:
     """The columns that say something of these runs; ``summary.csv`` has more."""
     columns = summary.shown(comparison)
     rows: list[list[str | Text]] = []
-    for row in summary.rows_of(comparison):
+    for row in comparison.rows:
         verdict = row.entry.verdict
         style = "red" if not row.entry.ok else STYLES.get(verdict.word, "") if verdict else ""
         cells = [(column.name, summary.cell(column, row)) for column in columns]

@@ -24,9 +24,7 @@ def summary_csv(report: Report, folder: Path) -> None:
 
 def summary_rows(report: Report) -> list[dict[str, Any]]:
     """Returns the rows of the file; a cell is None where a run that failed has no value."""
-    return [
-        values(summary.columns_of(row), row) for comparison in report.comparisons for row in summary.rows_of(comparison)
-    ]
+    return [values(summary.columns_of(row), row) for row in report.rows]
 
 
 def dtypes_csv(report: Report, folder: Path) -> None:

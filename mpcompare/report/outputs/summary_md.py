@@ -82,11 +82,10 @@ def _number(report: Report, comparison: Comparison) -> str:
 def _verdicts(report: Report) -> list[str]:
     """A line for each verdict, those that matter most first. Runs of which the same is said share one."""
     alike: dict[tuple[int, str, str, str], list[str]] = {}
-    for rows in brief.rows_of(report):
-        for row in rows:
-            said, rest = _said(row)
-            key = (row.entry.word.place, _number(report, row.comparison), said, rest)
-            alike.setdefault(key, []).append(f"`{_code(row.entry.label)}`")
+    for row in report.rows:
+        said, rest = _said(row)
+        key = (row.entry.word.place, _number(report, row.comparison), said, rest)
+        alike.setdefault(key, []).append(f"`{_code(row.entry.label)}`")
     different = [
         f"- {_number(report, comparison)}**{escape(comparison.not_the_same)}**"
         for comparison in report.comparisons
@@ -125,14 +124,12 @@ def _said(row: Row) -> tuple[str, str]:
 
 def _table(report: Report) -> list[str]:
     """The head of the table and its rows, without the rule between them."""
-    groups = brief.rows_of(report)
-    every = [row for rows in groups for row in rows]
-    columns = brief.columns_of(every)
-    several = len(groups) > 1
+    columns = brief.columns_of(report.rows)
+    several = len(report.comparisons) > 1
     table = [[*(["comparison"] if several else []), *(column.heading for column in columns)]]
-    for rows in groups:
-        for place, row in enumerate(rows):
-            title = "" if place else f"{_number(report, row.comparison)}{row.comparison.title}"
+    for comparison in report.comparisons:
+        for place, row in enumerate(comparison.rows):
+            title = "" if place else f"{_number(report, comparison)}{comparison.title}"
             table.append([*([title] if several else []), *brief.cells(columns, row)])
     return [f"| {' | '.join(map(escape, cells))} |" for cells in table]
 

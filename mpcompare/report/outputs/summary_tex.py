@@ -26,16 +26,14 @@ def write(report: Report, folder: Path) -> None:
 
 def lines(report: Report) -> list[str]:
     """Returns one ``tabular`` with the rows of all comparisons, each below its title where there are several."""
-    groups = brief.rows_of(report)
-    every = [row for rows in groups for row in rows]
-    columns = brief.columns_of(every)
+    columns = brief.columns_of(report.rows)
     body = [_row([column.heading for column in columns])]
-    for rows in groups:
+    for comparison in report.comparisons:
         body.append(r"\midrule")
-        if len(groups) > 1:
-            title = escape(brief.one_line(rows[0].comparison.title))
+        if len(report.comparisons) > 1:
+            title = escape(brief.one_line(comparison.title))
             body.append(rf"\multicolumn{{{len(columns)}}}{{l}}{{{title}}} \\")
-        body += [_row(_cells(columns, row)) for row in rows]
+        body += [_row(_cells(columns, row)) for row in comparison.rows]
     sides = "".join(column.justify[0] for column in columns)
     titles = [f"% {brief.one_line(comparison.title)}" for comparison in report.comparisons]
     return [

@@ -66,7 +66,7 @@ def test_every_column_of_the_file_has_a_unit_and_a_meaning(tmp_path):
     write_run(tmp_path / "2", "gone", status="failed", losses=())
     report([tmp_path], tmp_path / "report", "amp", formats=[])
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    rows = summary.rows_of(comparison)
+    rows = comparison.rows
     known = {column.name: column for row in rows for column in summary.columns_of(row) if column.in_files}
     written = list(pd.read_csv(tmp_path / "report" / "summary.csv"))
     assert sorted(written) == sorted(known)

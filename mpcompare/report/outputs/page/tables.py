@@ -43,7 +43,7 @@ def runs(comparison: Comparison) -> Table:
     names = (*summary.NAMES, "verdict")
     shown = summary.shown(comparison)
     columns = sorted(shown, key=lambda column: names.index(column.name) if column.name in names else len(names))
-    rows = sorted(summary.rows_of(comparison), key=lambda row: row.entry.word.rank)
+    rows = sorted(comparison.rows, key=lambda row: row.entry.word.rank)
     cells = [
         [_cell(column, row) if row.entry.ok else Cell(summary.cell(column, row)) for column in columns] for row in rows
     ]

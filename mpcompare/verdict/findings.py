@@ -34,24 +34,15 @@ LOWEST, HIGHEST = -60, 20  # exponents that are told apart: fp16 ends at -24 and
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of the task that decide how its numbers are read.
+    """The settings of the task that decide how its numbers are read."""
 
-    Attributes:
-        batch_size: rows of a step.
-        accumulate: micro-batches of a step.
-        clip_norm: None where nothing is clipped.
-        clip_norm_type: the order of that norm.
-        linear: whether an update is linear in the gradients.
-        bounded: whether an update has a bound.
-        own_loss: whether the loss is a function of the user's own, or of the network: it may compute in any format.
-    """
-
-    batch_size: int
-    accumulate: int = 1
-    clip_norm: float | None = None
-    clip_norm_type: float = 2.0
-    linear: bool = True
-    bounded: bool = True
+    batch_size: int  # rows of a step
+    accumulate: int = 1  # micro-batches of a step
+    clip_norm: float | None = None  # None where nothing is clipped
+    clip_norm_type: float = 2.0  # the order of that norm
+    linear: bool = True  # whether an update is linear in the gradients
+    bounded: bool = True  # whether an update has a bound
+    # whether the loss is a function of the user's own, or of the network: it may compute in any format
     own_loss: bool = False
 
 
@@ -63,61 +54,48 @@ class Findings:
     """Everything that examining one backend found.
 
     What a check's own file describes is the field of the check's name: None where there was nothing to look at.
-
-    Attributes:
-        precision: in which the backend was asked to compute.
-        recipe: the part of the task that decides how numbers are read.
-        longest_sum: about how many numbers are summed at most.
-        layers: the owner of each parameter and buffer.
-        first: from the initial weights.
-        rounding: the error that one rounding of each result of the whole network makes in gradients and buffers of the
-            first step; empty where a forced replay sees each layer by itself.
-        last: the step after training, compared with a new backend with the same weights.
-        overflow: with a loss scale that is too large; None without loss scaling.
-        infinite: a step with an infinite input; None with loss scaling, where it is one of the pass ``overflow``.
-        replays: steps compared with their forced replays, by name: ``first``, ``sharp`` (at weights at which nothing is
-            nearly linear), ``last`` (the step after training); empty where the backend does not show its layers.
-        moved: the change of each parameter over training, as a sketch.
-        buffers: those that training moved, as it left them.
-        last_buffers: after the step that follows, compared with those of a new backend that takes it, too.
-        noise: training again; empty where the noise was not measured.
-        lent: ``network``, ``batch`` and ``torch``, as far as the backend changed them; None where nobody looked.
-        exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where
-            they were not counted.
-        promises: the differences from ``amp`` that the backend declares.
-        stopped: by name of a pass the error that it stopped with, in a line; what it would have found is empty.
-        hidden: why the steps cannot be replayed layer by layer, though the backend shows its layers; empty where they
-            can.
     """
 
-    precision: str
-    recipe: Recipe
-    longest_sum: int
-    layers: dict[str, Layer]
-    first: Drive
-    last: Gradients
+    precision: str  # in which the backend was asked to compute
+    recipe: Recipe  # the part of the task that decides how numbers are read
+    longest_sum: int  # about how many numbers are summed at most
+    layers: dict[str, Layer]  # the owner of each parameter and buffer
+    first: Drive  # from the initial weights
+    last: Gradients  # the step after training, compared with a new backend with the same weights
+    # the error that one rounding of each result of the whole network makes in gradients and buffers of the first step;
+    # empty where a forced replay sees each layer by itself
     rounding: RoundingErrors = field(default_factory=dict)
-    overflow: Drive | None = None
+    overflow: Drive | None = None  # with a loss scale that is too large; None without loss scaling
+    # a step with an infinite input; None with loss scaling, where it is one of the pass ``overflow``
     infinite: Drive | None = None
     aged: Aged | None = None
     trained: TrainedUpdate | None = None
     midway: Drive | None = None
+    # steps compared with their forced replays, by name: ``first``, ``sharp`` (at weights at which nothing is nearly
+    # linear), ``last`` (the step after training); empty where the backend does not show its layers
     replays: dict[str, Layers] = field(default_factory=dict)
     padding: Padding | None = None
     again: Again | None = None
     resume: Reload | None = None
     masks: Masks | None = None
     loss_scale: WrongScale | None = None
+    # the change of each parameter over training, as a sketch
     moved: dict[str, list[float]] = field(default_factory=dict)
-    buffers: Buffers = field(default_factory=dict)
+    buffers: Buffers = field(default_factory=dict)  # those that training moved, as it left them
+    # after the step that follows, compared with those of a new backend that takes it, too
     last_buffers: Errors = field(default_factory=dict)
     held_out: HeldOut | None = None
     moves: Moves | None = None
-    noise: list[NoiseRun] = field(default_factory=list)
+    noise: list[NoiseRun] = field(default_factory=list)  # training again; empty where the noise was not measured
+    # numbers by their exponents, of the first step and after training (``first``, ``last``); empty where they were not
+    # counted
     exponents: dict[str, Counts] = field(default_factory=dict)
+    # ``network``, ``batch`` and ``torch``, as far as the backend changed them; None where nobody looked
     lent: list[str] | None = None
-    promises: Promises = field(default_factory=Promises)
+    promises: Promises = field(default_factory=Promises)  # the differences from ``amp`` that the backend declares
+    # by name of a pass the error that it stopped with, in a line; what it would have found is empty
     stopped: dict[str, str] = field(default_factory=dict)
+    # why the steps cannot be replayed layer by layer, though the backend shows its layers; empty where they can
     hidden: str = ""
 
     @property

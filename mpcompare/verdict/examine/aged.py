@@ -22,15 +22,10 @@ UPDATES = 2**11
 
 @dataclass(frozen=True)
 class Age:
-    """The state of a backend after long training.
+    """The state of a backend after long training."""
 
-    Attributes:
-        optimizer: makes everything that it remembers.
-        loss_scale: the entries of its state that are not those of the start.
-    """
-
-    optimizer: Callable[[], dict[str, Params]]
-    loss_scale: dict[str, float]
+    optimizer: Callable[[], dict[str, Params]]  # makes everything that it remembers
+    loss_scale: dict[str, float]  # the entries of its state that are not those of the start
 
 
 def age_of(young: Driver) -> Age | None:

@@ -17,16 +17,11 @@ T = TypeVar("T")
 
 @dataclass
 class Attempts:
-    """Takes passes one by one, whatever they raise.
+    """Takes passes one by one, whatever they raise."""
 
-    Attributes:
-        found: what they found, by the field of the findings.
-        stopped: by name of a pass the error that it stopped with, in a line.
-        hidden: why a step cannot be replayed layer by layer, by name of the pass.
-    """
-
-    found: dict[str, Any] = field(default_factory=dict)
-    stopped: dict[str, str] = field(default_factory=dict)
+    found: dict[str, Any] = field(default_factory=dict)  # what they found, by the field of the findings
+    stopped: dict[str, str] = field(default_factory=dict)  # by name of a pass the error that it stopped with, in a line
+    # why a step cannot be replayed layer by layer, by name of the pass
     hidden: dict[str, str] = field(default_factory=dict)
 
     def find(self, field: str, found: Callable[[], object], name: str = "") -> None:

@@ -57,17 +57,12 @@ def gradient_error(grad: Tensor, exact: Tensor) -> GradientError:
 
 @dataclass(frozen=True)
 class Remembered:
-    """Everything that an optimizer remembers in a state that was loaded.
+    """Everything that an optimizer remembers in a state that was loaded."""
 
-    Attributes:
-        tensors: by torch's name of the kind and by parameter, but for the count of updates.
-        updates: that count.
-        at_once: whether the backend was given that count, and did not count to it.
-    """
-
+    # by torch's name of the kind and by parameter, but for the count of updates
     tensors: Mapping[str, Params] = field(default_factory=dict)
-    updates: int = 0
-    at_once: bool = False
+    updates: int = 0  # that count
+    at_once: bool = False  # whether the backend was given that count, and did not count to it
 
     def of(self, name: str) -> dict[str, Tensor]:
         """Returns the tensors of one parameter, by kind."""
@@ -79,20 +74,14 @@ FROM_THE_START = Remembered()
 
 @dataclass(frozen=True)
 class Change:
-    """An update as the optimizer sees it.
+    """An update as the optimizer sees it."""
 
-    Attributes:
-        before, after: the weights.
-        clipped: the gradients that the optimizer is given.
-        lr: the learning rate of the step.
-        remembered: the state that was loaded before it.
-    """
-
+    # before, after: the weights
     before: Mapping[str, Tensor]
     after: Mapping[str, Tensor]
-    clipped: Mapping[str, Tensor]
-    lr: float
-    remembered: Remembered = FROM_THE_START
+    clipped: Mapping[str, Tensor]  # the gradients that the optimizer is given
+    lr: float  # the learning rate of the step
+    remembered: Remembered = FROM_THE_START  # the state that was loaded before it
 
 
 def update_errors(

@@ -23,16 +23,11 @@ Lent = Mapping[str, str]  # by name a fingerprint of what is lent to backends
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything that exact values follow from.
+    """Everything that exact values follow from."""
 
-    Attributes:
-        network: that of the first passes, with its initial weights.
-        batch: the first one, as its micro-batches.
-    """
-
-    network: nn.Module
+    network: nn.Module  # that of the first passes, with its initial weights
     loss_fn: Loss
-    batch: Batches
+    batch: Batches  # the first one, as its micro-batches
 
 
 @dataclass

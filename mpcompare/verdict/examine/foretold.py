@@ -33,20 +33,14 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes that are known when training has ended.
+    """Bytes that are known when training has ended."""
 
-    Attributes:
-        now: those of the entrant's process, beyond its libraries.
-        params, largest: of all parameters in fp32, and of the largest one.
-        moments: of everything that the optimizer remembers.
-        step: the most that training took beyond what was there before it.
-    """
-
-    now: int
+    now: int  # those of the entrant's process, beyond its libraries
+    # params, largest: of all parameters in fp32, and of the largest one
     params: int
     largest: int
-    moments: int
-    step: int
+    moments: int  # of everything that the optimizer remembers
+    step: int  # the most that training took beyond what was there before it
 
     @property
     def backend(self) -> int:
@@ -57,25 +51,18 @@ class Held:
 
 @dataclass
 class Activations:
-    """The bytes, in fp32, that a network makes of one micro-batch.
+    """The bytes, in fp32, that a network makes of one micro-batch."""
 
-    Attributes:
-        rows: of the micro-batch.
-        inputs, outputs: of all calls of layers (modules without modules in them).
-        largest: the inputs and outputs of the largest call.
-        between: what backward needs besides parameters and the inputs of the layer that keeps them.
-        columns: the most that a convolution makes of its input in float64 on a CPU: each number once for each element
-            of the kernel.
-        points: the numbers, and no bytes, that a replay keeps of inputs, outputs, and the gradients of both.
-    """
-
-    rows: int
+    rows: int  # of the micro-batch
+    # inputs, outputs: of all calls of layers (modules without modules in them)
     inputs: int = 0
     outputs: int = 0
-    largest: int = 0
-    between: int = 0
+    largest: int = 0  # the inputs and outputs of the largest call
+    between: int = 0  # what backward needs besides parameters and the inputs of the layer that keeps them
+    # the most that a convolution makes of its input in float64 on a CPU: each number once for each element of the
+    # kernel
     columns: int = 0
-    points: int = 0
+    points: int = 0  # the numbers, and no bytes, that a replay keeps of inputs, outputs, and the gradients of both
 
     def of(self, rows: int) -> "Activations":
         """Returns those of so many rows at most."""

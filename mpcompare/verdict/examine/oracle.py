@@ -42,34 +42,24 @@ ROWS = 1024  # of a large batch at a time, where rows do not depend on each othe
 
 @dataclass(frozen=True)
 class Exact:
-    """A step in float64.
+    """A step in float64."""
 
-    Attributes:
-        loss: of the batch.
-        grads: of every parameter that the loss depends on, float64.
-        buffers: after the step (running statistics), float64.
-        loss_noise: standard deviation of the loss if each stored activation is rounded once.
-        exponents: ``numerics.exponents`` of ``activations``, ``gradients of activations`` (by layer) and
-            ``gradients of weights`` (by parameter); empty unless they were asked for.
-        order: the layers in the order in which they are called.
-        shares: the part of the gradients that each micro-batch adds, as ``numerics.sketch``; empty where there is only
-            one.
-        weights: the part of the loss that each micro-batch is, times their number.
-        largest: the largest element of what a micro-batch adds to the gradients.
-        drawn: the states in which the step left torch's generators (``tasks/draws.py``), after the forward pass of the
-            first micro-batch and in the end; empty where it drew nothing, and empty texts where what it drew depends on
-            the dtype, so that nobody draws the same.
-    """
-
-    loss: float
-    grads: Mapping[str, Tensor]
-    buffers: Params
-    loss_noise: float
+    loss: float  # of the batch
+    grads: Mapping[str, Tensor]  # of every parameter that the loss depends on, float64
+    buffers: Params  # after the step (running statistics), float64
+    loss_noise: float  # standard deviation of the loss if each stored activation is rounded once
+    # ``numerics.exponents`` of ``activations``, ``gradients of activations`` (by layer) and ``gradients of weights``
+    # (by parameter); empty unless they were asked for
     exponents: Counts = field(default_factory=dict)
-    order: list[str] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)  # the layers in the order in which they are called
+    # the part of the gradients that each micro-batch adds, as ``numerics.sketch``; empty where there is only one
     shares: list[dict[str, list[float]]] = field(default_factory=list)
+    # the part of the loss that each micro-batch is, times their number
     weights: list[float] = field(default_factory=list)
-    largest: float = 0.0
+    largest: float = 0.0  # the largest element of what a micro-batch adds to the gradients
+    # the states in which the step left torch's generators (``tasks/draws.py``), after the forward pass of the first
+    # micro-batch and in the end; empty where it drew nothing, and empty texts where what it drew depends on the dtype,
+    # so that nobody draws the same
     drawn: list[str] = field(default_factory=list)
 
     def subnormal(self, scale: float) -> float:
@@ -246,17 +236,15 @@ def rounded(model: nn.Module, precision: Precision) -> nn.Module:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of layers (modules without modules in them), under their names; a layer's later call is ``name#2``.
+    """The outputs of layers (modules without modules in them), under their names; a layer's later call is
+    ``name#2``."""
 
-    Attributes:
-        called: the names in the order of the calls, without layers through which no gradient passes.
-        tensors: those that require a gradient. A checkpoint calls its layers again in the backward pass, and the
-            outputs of either call may be these.
-        gradients: of the loss with respect to them, as far as a backward pass has reached.
-    """
-
+    # the names in the order of the calls, without layers through which no gradient passes
     called: list[str] = field(default_factory=list)
+    # Those that require a gradient. A checkpoint calls its layers again in the backward pass, and the outputs of either
+    # call may be these.
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    # of the loss with respect to them, as far as a backward pass has reached
     gradients: dict[str, Tensor] = field(default_factory=dict)
 
 

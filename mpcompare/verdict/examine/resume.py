@@ -24,25 +24,15 @@ from mpcompare.verdict.judge.resume import Reload
 
 @dataclass(frozen=True)
 class _Taken:
-    """Two steps of a backend.
+    """Two steps of a backend."""
 
-    Attributes:
-        state: makes what it had between them, a new copy each time.
-        params: between them.
-        step: loss and gradients of the second.
-        loss_scale: after it.
-        ends: parameters and buffers after it.
-        updates: whether the first one was an update.
-        lr: the learning rate of the second.
-    """
-
-    state: Callable[[], State]
-    params: Stored
-    step: Exact
-    loss_scale: float
-    ends: Stored
-    updates: int
-    lr: float
+    state: Callable[[], State]  # makes what it had between them, a new copy each time
+    params: Stored  # between them
+    step: Exact  # loss and gradients of the second
+    loss_scale: float  # after it
+    ends: Stored  # parameters and buffers after it
+    updates: int  # whether the first one was an update
+    lr: float  # the learning rate of the second
 
 
 def resume(subject: Subject, batches: Sequence[Batches]) -> Reload:

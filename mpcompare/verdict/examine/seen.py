@@ -27,29 +27,17 @@ from mpcompare.verdict.judge.drive import Clip, KnownMistake, Step, UpdateError
 
 @dataclass(frozen=True, kw_only=True)
 class Seen(Change):
-    """One step as it was seen. The weights after it may be the maker's own, which its next step changes.
+    """One step as it was seen. The weights after it may be the maker's own, which its next step changes."""
 
-    Attributes:
-        loss: as its maker says; NaN where nobody asks.
-        grads: before they were clipped; of a step in one piece, after; empty where none are shown.
-        scale: the loss scale before the step, as its maker says.
-        skipped: as its maker says.
-        moved_early: whether weights changed before the gradients of all micro-batches were there.
-        in_one_piece: whether the step had no phases.
-        draws_alike: whether the network drew the random numbers of the oracle's.
-        norm: that of the gradients, as the maker says; NaN where it says none.
-        buffers: before the step.
-    """
-
-    loss: float = math.nan
-    grads: Mapping[str, Tensor]
-    scale: float
-    skipped: bool
-    moved_early: bool = False
-    in_one_piece: bool = False
-    draws_alike: bool = True
-    norm: float = math.nan
-    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    loss: float = math.nan  # as its maker says; NaN where nobody asks
+    grads: Mapping[str, Tensor]  # before they were clipped; of a step in one piece, after; empty where none are shown
+    scale: float  # the loss scale before the step, as its maker says
+    skipped: bool  # as its maker says
+    moved_early: bool = False  # whether weights changed before the gradients of all micro-batches were there
+    in_one_piece: bool = False  # whether the step had no phases
+    draws_alike: bool = True  # whether the network drew the random numbers of the oracle's
+    norm: float = math.nan  # that of the gradients, as the maker says; NaN where it says none
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)  # before the step
 
     @property
     def moved(self) -> bool:

@@ -24,35 +24,24 @@ from mpcompare.verdict.judge.held_out import HeldOut
 
 @dataclass(frozen=True)
 class Subject:
-    """Everything that the passes of an examination need.
+    """Everything that the passes of an examination need."""
 
-    Attributes:
-        make_backend: makes a new backend from a network with initial weights and a loss scale, both of which it copies.
-        model: the network with its initial weights, fp32 on the device.
-        scaling: the loss scale as it starts.
-        precision: the one in which the backends compute.
-        batches: the training batches from the first on.
-        lent: the fingerprints of the network and of the first batch before any backend had them; empty if none were
-            taken.
-        start: the checkpoint where training continued; None: it began at the initial weights.
-        held_out: evaluates a network with these parameters and buffers on held-out samples; None where there are none.
-        shared: values of the whole race: the oracle of the first step is the same for all entrants.
-        clean: a process in which no backend has been, where these are computed; None: they are computed here.
-        seed: that of the run, on which the random numbers of its training steps depend.
-    """
-
+    # makes a new backend from a network with initial weights and a loss scale, both of which it copies
     make_backend: Callable[[nn.Module, LossScale], Backend]
-    model: nn.Module
-    scaling: LossScale
-    precision: Precision
+    model: nn.Module  # the network with its initial weights, fp32 on the device
+    scaling: LossScale  # the loss scale as it starts
+    precision: Precision  # the one in which the backends compute
     task: Task
-    batches: Callable[[], Iterator[Batches]]
+    batches: Callable[[], Iterator[Batches]]  # the training batches from the first on
+    # the fingerprints of the network and of the first batch before any backend had them; empty if none were taken
     lent: Lent = field(default_factory=dict)
-    start: Checkpoint | None = None
+    start: Checkpoint | None = None  # the checkpoint where training continued; None: it began at the initial weights
+    # evaluates a network with these parameters and buffers on held-out samples; None where there are none
     held_out: Callable[[Params, Params], HeldOut] | None = None
-    shared: Shared = ALONE
+    shared: Shared = ALONE  # values of the whole race: the oracle of the first step is the same for all entrants
+    # a process in which no backend has been, where these are computed; None: they are computed here
     clean: CleanProcess | None = None
-    seed: int = 0
+    seed: int = 0  # that of the run, on which the random numbers of its training steps depend
 
     def held_out_by(self, backend: Backend) -> HeldOut | None:
         """Returns loss and accuracy on held-out samples of the weights and buffers that a backend has now."""

@@ -25,22 +25,14 @@ from mpcompare.verdict.judge.trained import TrainedUpdate
 
 @dataclass(frozen=True)
 class BeforeStep:
-    """The backend before its step, some elements of each tensor.
+    """The backend before its step, some elements of each tensor."""
 
-    Attributes:
-        weights: by parameter.
-        optimizer: by kind and parameter, but for the counts.
-        counts: the number of updates that the optimizer counts, 0-d tensors by parameter.
-        scale: the loss scale.
-        lr: the learning rate of the step.
-        updates, steps: the numbers of those that were taken; skipped ones are no updates.
-    """
-
-    weights: Params
-    optimizer: Mapping[str, Params]
-    counts: Params
-    scale: float
-    lr: float
+    weights: Params  # by parameter
+    optimizer: Mapping[str, Params]  # by kind and parameter, but for the counts
+    counts: Params  # the number of updates that the optimizer counts, 0-d tensors by parameter
+    scale: float  # the loss scale
+    lr: float  # the learning rate of the step
+    # updates, steps: the numbers of those that were taken; skipped ones are no updates
     updates: int
     steps: int
 

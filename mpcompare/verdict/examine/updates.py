@@ -16,21 +16,13 @@ ELEMENTS = 4096  # of a large tensor, evenly spread: every update is one of sing
 
 @dataclass(frozen=True, kw_only=True)
 class Update(Change):
-    """An update: of each tensor at most ``ELEMENTS`` elements, in one row.
+    """An update: of each tensor at most ``ELEMENTS`` elements, in one row."""
 
-    Attributes:
-        grads: before they were clipped; of a backend whose step is one piece, after.
-        norm: the 2-norm of ``clipped``, all elements of all tensors together; NaN where none are shown.
-        number: the number of updates that were taken before.
-        steps: the number of steps before, the skipped ones among them.
-        scale: the loss scale of the step.
-    """
-
-    grads: Params
-    norm: float
-    number: int
-    steps: int
-    scale: float = 1.0
+    grads: Params  # before they were clipped; of a backend whose step is one piece, after
+    norm: float  # the 2-norm of ``clipped``, all elements of all tensors together; NaN where none are shown
+    number: int  # the number of updates that were taken before
+    steps: int  # the number of steps before, the skipped ones among them
+    scale: float = 1.0  # the loss scale of the step
 
 
 def some_of(tensors: Mapping[str, Tensor]) -> Params:

@@ -35,11 +35,8 @@ from mpcompare.tasks.task import Task
 
 
 def grad_scaler(scaling: LossScale, device: str) -> torch.amp.GradScaler:
-    """Returns the ``GradScaler`` of the same policy; without loss scaling a disabled one, as the recipe has it.
-
-    Raises:
-        InputError: GradScaler has no such policy. It has neither a floor nor hysteresis.
-    """
+    """Returns the ``GradScaler`` of the same policy; without loss scaling a disabled one, as the recipe has it. Raises
+    InputError where GradScaler has no such policy: it has neither a floor nor hysteresis."""
     require_one_of(OF_GRAD_SCALER, scaling, "GradScaler")
     if isinstance(scaling, NoLossScale):
         return torch.amp.GradScaler(device, enabled=False)

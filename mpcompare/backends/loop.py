@@ -85,11 +85,8 @@ class Loop(TorchModel):
     @property
     def grad_norm(self) -> Tensor | None:  # type: ignore[override]  # a value where others have an attribute
         """The norm before clipping, in fp32; None where the task does not clip. Where nobody has clipped, it is the
-        norm of the gradients.
-
-        Raises:
-            InputError: the function has clipped by hand, so that nobody sees the norm before.
-        """
+        norm of the gradients. Raises InputError where the function has clipped by hand, so that nobody sees the norm
+        before."""
         if self.task.clip_norm is None:
             return None
         norm = self._norm
@@ -102,11 +99,8 @@ class Loop(TorchModel):
 
     @contextmanager
     def _noting_the_norm(self) -> Iterator[None]:
-        """Notes the norm with which torch's function clips, whatever name the loop gives it.
-
-        Raises:
-            InputError: the loop clips, and the task does not.
-        """
+        """Notes the norm with which torch's function clips, whatever name the loop gives it. Raises InputError where
+        the loop clips, and the task does not."""
         clip = clip_grad._clip_grads_with_norm_
 
         def noted(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any) -> None:

@@ -43,9 +43,7 @@ def find(plan: Plan, result: Mapping[str, Any]) -> Checkpoint | None:
     """Returns the checkpoint from which a run goes on, verified; None where it begins anew, for there is none.
 
     Without an examination in ``result`` it is one that leaves a step to take: what is examined has trained.
-
-    Raises:
-        InputError: it is damaged.
+    Raises InputError where it is damaged.
     """
     assert plan.resume.folder is not None
     path = newest(plan.resume.folder / CHECKPOINTS, before=plan.train.last_step + (EXAMINED in result))

@@ -49,11 +49,8 @@ class Plan:
                 raise InputError(f"backend.{name}", value, f"backend={self.backend} takes {takes}")
 
     def dataset(self) -> Dataset:
-        """Returns the data, on the CPU.
-
-        Raises:
-            InputError: the configured function does not take the seed alone, raises, or returns something else.
-        """
+        """Returns the data, on the CPU. Raises InputError where the configured function does not take the seed alone,
+        raises, or returns something else."""
         function = getattr(self.load_data, "func", self.load_data)
         name = str(getattr(function, "__name__", "function"))
         if (fault := fault_of_call(self.load_data, self.seed)) is not None:

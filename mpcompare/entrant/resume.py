@@ -45,11 +45,8 @@ def what_is_trained(plan: Plan, setup: Setup) -> dict[str, Any]:
 
 def find(plan: Plan) -> Checkpoint | None:
     """Returns the checkpoint that a run is to continue from, verified, of several the last that leaves a step to take;
-    None where it is to begin at the beginning.
-
-    Raises:
-        InputError: there is none, it is damaged, or it leaves no step to take.
-    """
+    None where it is to begin at the beginning. Raises InputError where there is none, it is damaged, or it leaves no
+    step to take."""
     folder, last_step = plan.resume.folder, plan.train.last_step
     if folder is None:
         return None

@@ -114,9 +114,5 @@ def to_document(findings: Findings) -> dict[str, Any]:
 
 
 def from_document(document: dict[str, Any]) -> Findings:
-    """The inverse of :func:`to_document`.
-
-    Raises:
-        ValueError, TypeError or KeyError: it is no such document.
-    """
+    """The inverse of :func:`to_document`. Raises ValueError, TypeError or KeyError where it is no such document."""
     return _converter.structure(document, Findings)

@@ -59,11 +59,8 @@ class ExactValues:
         return self.shared.once(name, lambda: function(problem, *arguments))
 
     def _make(self, clean: CleanProcess, batch: Batches) -> None:
-        """Makes the problem there.
-
-        Raises:
-            CleanProcessError: it is another one; nobody else shall have values of ours then.
-        """
+        """Makes the problem there. Raises CleanProcessError where it is another one: nobody else shall have values of
+        ours then."""
         if self._is_made:
             return
         network = clean.make([(x.detach().cpu().clone(), y.detach().cpu().clone()) for x, y in batch])

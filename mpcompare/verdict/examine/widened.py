@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_map_only
 
 WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
 WIDE |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
+HALF = (torch.float16, torch.bfloat16)
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "linear", "einsum"}
-CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
+CASTS = {Tensor.float: torch.float32, Tensor.half: torch.float16, Tensor.bfloat16: torch.bfloat16}
 # They make fp32 numbers of none, which functions that write into them take with numbers of their own format only.
 MAKERS = {
     torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.arange, torch.linspace, torch.logspace,
@@ -67,22 +68,35 @@ def values_of(args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType(
 IN_FULL: dict[Any, Callable[..., Any]] = {torch._grouped_mm: grouped_product}
 
 
-def call_widened(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
-    """Calls a function of torch. In float64 one that asks for narrower numbers gets float64, or complex128."""
+def call_widened(func: Any, args: Any, kwargs: Any, dtype: torch.dtype, stored: torch.dtype | None = None) -> Any:
+    """Calls a function of torch. In float64 one that asks for narrower numbers gets float64, or complex128.
+
+    Args:
+        stored: the format of 16 bits of a step that is replayed in fp32. One that asks for it gets numbers of that
+            format in fp32; one that asks for the other 16 bits gets fp32. None: fp32 replays nothing.
+    """
     func = IN_FULL.get(func, func)
-    if dtype is not torch.float64:
+    if dtype is not torch.float64 and stored is None:
         return func(*args, **kwargs)
+    wide = WIDE if dtype is torch.float64 else {half: dtype for half in HALF if half is not stored}
     if func in CASTS:
-        return args[0].to(dtype)
+        return args[0].to(wide.get(CASTS[func], CASTS[func])).to(dtype)
     if getattr(func, "__name__", "") in PRODUCTS:  # other functions take numbers of two formats
         kinds = {t.dtype for t in values_of(args, kwargs) if isinstance(t, Tensor)}
-        if dtype in kinds and kinds & WIDE.keys():
-            args, kwargs = tree_map_only(Tensor, lambda t: t.to(WIDE.get(t.dtype, t.dtype)), (args, kwargs))
-    args = tuple(WIDE.get(a, a) if isinstance(a, torch.dtype) else a for a in args)
-    if kwargs.get("dtype") in WIDE:
-        kwargs = {**kwargs, "dtype": WIDE[kwargs["dtype"]]}
+        if dtype in kinds and kinds & wide.keys():
+            args, kwargs = tree_map_only(Tensor, lambda t: t.to(wide.get(t.dtype, t.dtype)), (args, kwargs))
+    args = tuple(wide.get(a, a) if isinstance(a, torch.dtype) else a for a in args)
+    if kwargs.get("dtype") in wide:
+        kwargs = {**kwargs, "dtype": wide[kwargs["dtype"]]}
     result = func(*args, **kwargs)
-    return result.to(dtype) if func in MAKERS and result.dtype is torch.float32 else result
+    kind = getattr(result, "dtype", None)
+    return result.to(dtype) if kind in HALF or (func in MAKERS and kind is torch.float32) else result
+
+
+def asked_of(func: Any, args: Any, kwargs: Any) -> set[torch.dtype]:
+    """Returns the formats of 16 bits that a function is asked for."""
+    asked = {a for a in (CASTS.get(func), *args, *kwargs.values()) if isinstance(a, torch.dtype)}
+    return asked.intersection(HALF)
 
 
 def widened(network: nn.Module) -> nn.Module:

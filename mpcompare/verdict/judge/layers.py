@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from mpcompare.precision import FORMATS
 from mpcompare.verdict.judge import digits
 from mpcompare.verdict.judge.buffers import cause_of
 from mpcompare.verdict.judge.causes import LOST, Pass, underflows
@@ -49,6 +50,8 @@ class Layers(Gradients):
     # torch's own kernels make of the same operands, where these are nearer
     of_kernels: Errors = field(default_factory=dict)
     factor: float = 1.0  # of the gradient at the output of the network, the loss scale put aside
+    # by place, as in ``places``, the format of 16 bits, another than the precision's, in which it is computed
+    formats: dict[str, str] = field(default_factory=dict)
     # whether the network was called once for each micro-batch, with its rows as they are. Masks that are drawn for
     # other rows are other masks
     as_given: bool = True
@@ -202,6 +205,9 @@ def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str)
     if above:
         because += f": what {' or '.join(above)} passes down"
     shows = "" if layer == OUTPUT else layer
+    format = run.formats.get(at, "")
+    if format and place.error <= math.sqrt(FORMATS[format].unit_roundoff) * place.norm:
+        return "precision", f"{because} in {case.run.precision}: it is computed in {format}", shows
     if kind == "gradient" and place.error == place.norm:  # of nothing at all
         return "gradient missing", because, shows
     if kind == "gradient" and (layer == OUTPUT or not (above or f"gradient {OUTPUT}" in run.places)):

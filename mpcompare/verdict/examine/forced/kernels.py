@@ -163,6 +163,8 @@ class _Called(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not (func.__name__ in CASTS and (self.names & set(NORMS) or args[0].itemsize <= result.itemsize)):
+        is_cast = func.__name__ in CASTS
+        keeps_all = is_cast and torch.promote_types(args[0].dtype, result.dtype) is result.dtype
+        if not (is_cast and (keeps_all or self.names & set(NORMS))):
             self.names.add(func.__name__)
         return result

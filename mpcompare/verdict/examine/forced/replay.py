@@ -65,8 +65,9 @@ class Replay:
         passing: is told which part of a micro-batch begins: ``forward``, ``loss``, ``backward`` of the network;
             and of a layer that computes ``constant`` numbers.
         operand: is given each operand of a layer, and of the work between layers, and returns the one that is taken.
-        itemsize: bytes of a number of the precision. An input of the network is such an operand where its numbers have
-            no more: work on wider ones, such as positions that autocast leaves in fp32, has no roundings of 16 bits.
+        storage: the format of the precision; None: the replay rounds nothing. A cast of the network to another format
+            of 16 bits is none of its roundings. An input of the network is such an operand where its numbers have no
+            more bytes: work on wider ones, such as positions that autocast leaves in fp32, has no roundings of 16 bits.
         stored: is given each number of 16 bits above the output of the network, and returns the one that is taken;
             ``stores_all``: each number of any format.
         squares: found with ``stores_all``: the sum of (v dL/dv)^2 over all numbers v above the output of the network.
@@ -86,7 +87,7 @@ class Replay:
     compare: Compare
     passing: Callable[[str], None] = lambda _: None
     kept: float = 1.0
-    itemsize: int = 0
+    storage: torch.dtype | None = None
     operand: Callable[[Tensor], Tensor] = lambda operand: operand
     stored: Callable[[Tensor], Tensor] = lambda value: value
     stores_all: bool = False
@@ -104,11 +105,12 @@ class Replay:
         Raises:
             NotReplayedError: the network draws random numbers that the step did not draw.
         """
-        self.weights = Weights(self.network, self.dtype)
+        self.weights = Weights(self.network, self.dtype, self.storage)
         self.sums = GradientSums(self._calls_of_parameters(), self.weights.between, self.summed)
         self.arrived: dict[str, list[float]] = {}
         self.in_fp32: dict[str, float] = {}  # by shift of a norm or embedding held in fp32, the terms of its sum
         self.gains: set[str] = set()  # of norms held in fp32
+        self.casts: dict[str, set[torch.dtype]] = {}  # by place the formats of 16 bits that the network itself asks for
         self.detached: list[str] = []  # layers whose output passes no gradient back, and should
         self.factors = [self.scale]  # of the recorded gradients, call by call of the network
         self.in_parts = False  # whether several calls of the network have one loss
@@ -187,7 +189,8 @@ class Replay:
         if not is_real(recorded):
             return recorded
         taken = recorded.to(self.dtype)
-        return self.operand(taken) if recorded.dtype.itemsize <= self.itemsize else taken
+        is_operand = self.storage is not None and recorded.dtype.itemsize <= self.storage.itemsize
+        return self.operand(taken) if is_operand else taken
 
     def _backward(self, call: Call, output: Any) -> None:
         """Passes the gradients back that were recorded at the output of the network."""
@@ -324,9 +327,11 @@ class Replay:
                     with as_recorded(call, self.dtype), hooks.called(half_of(module, call)):
                         return tree_flatten(functional_call(module, params, again, named))[0]
                 finally:
+                    self._note_casts(f"output {name}")
                     module.forward = forced
 
             assert call.spec is not None
+            self._note_casts(f"input {name}")
             own = ForcedLayer(module, layer, hooks.sources)
             at = At(self, name, number, call, own, torch.is_grad_enabled())
             outputs = list(Forced.apply(self._token(flat, module), at, *flat))
@@ -334,6 +339,11 @@ class Replay:
             return tree_unflatten(outputs, call.spec)
 
         return forward
+
+    def _note_casts(self, at: str) -> None:
+        """Notes the formats of 16 bits that the network asked for on its way to a place."""
+        self.casts.setdefault(at, set()).update(self.weights.asked)
+        self.weights.asked.clear()
 
     def _next(self, name: str, arriving: list[Any]) -> tuple[int, Call | None]:
         """Returns the number of this call and its record. A checkpoint repeats a call with the same numbers but for

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.contract import Batches
-from mpcompare.dtypes import torch_dtype
+from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.instruments import heap
 from mpcompare.precision import Precision
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.errors import gradient_errors
-from mpcompare.verdict.examine.forced.call import Point
+from mpcompare.verdict.examine.forced.call import HALF, Point
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps, carried_to_gradients, carried_to_places
 from mpcompare.verdict.examine.forced.hooks import without_hooked
@@ -102,14 +102,15 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         detached=list(dict.fromkeys(replay.detached)),
         as_given=replay.as_given,
         factor=replay.factors[-1] / recorded.scale,
+        formats=_other_formats(errors, replay, gradient),
         loss_is_replayed=exact_loss is not None,
     )
     if earlier is not None and (like := earlier.like(precision, points, layers.gradients)):
         places = _worst(carried_to_places(like, points))
         return replace(layers, places=places, rounding=carried_to_gradients(like, layers.gradients))
     known.drop_sums(replay.sums.sources)
-    _take_samples(recorded, errors, roundings, known, gradient.itemsize)
-    _sum_terms(recorded, errors, roundings, dtype, gradient.itemsize)
+    _take_samples(recorded, errors, roundings, known, gradient)
+    _sum_terms(recorded, errors, roundings, dtype, gradient)
     layers = replace(
         layers,
         loss_noise=errors.loss_noise,
@@ -122,7 +123,9 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     return layers
 
 
-def _take_samples(recorded: Recorded, errors: Errors, roundings: Roundings, known: KnownLayers, itemsize: int) -> None:
+def _take_samples(
+    recorded: Recorded, errors: Errors, roundings: Roundings, known: KnownLayers, storage: torch.dtype
+) -> None:
     """Finds how large roundings are at each point, by replays of which each result is rounded. One that sends rows to
     another expert is no sample.
 
@@ -140,7 +143,7 @@ def _take_samples(recorded: Recorded, errors: Errors, roundings: Roundings, know
 
         again = _replay(recorded, known.dtype, compare, roundings.passing)
         # The first call of a checkpoint has no gradients. It is rounded as the second, or a layer's call is not found.
-        again.operand, again.itemsize = roundings.quantity, itemsize
+        again.operand, again.storage = roundings.quantity, storage
         again.summed, again.known = roundings.round_, known
         again.stored = lambda value: roundings.round_(value.clone())
         again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), g)
@@ -157,7 +160,9 @@ def _take_samples(recorded: Recorded, errors: Errors, roundings: Roundings, know
         raise other
 
 
-def _sum_terms(recorded: Recorded, errors: Errors, roundings: Roundings, dtype: torch.dtype, itemsize: int) -> None:
+def _sum_terms(
+    recorded: Recorded, errors: Errors, roundings: Roundings, dtype: torch.dtype, storage: torch.dtype
+) -> None:
     """Finds the size of what is summed at each point, by a replay of which each operand is rounded: the first that
     sends no rows to another expert.
 
@@ -172,7 +177,7 @@ def _sum_terms(recorded: Recorded, errors: Errors, roundings: Roundings, dtype: 
     for roundings.sample in range(first, first + MOST):
         terms = _replay(recorded, dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
         terms.operand = terms.stored = rounded
-        terms.itemsize, terms.stores_all = itemsize, True
+        terms.storage, terms.stores_all = storage, True
         terms.found = lambda name, g: errors.summed(Point("parameter", name), g, u)
         try:
             terms.run()
@@ -201,6 +206,14 @@ def _compare_buffers(recorded: Recorded, replay: Replay, errors: Errors) -> None
 def _statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:
     """Yields the buffers of real numbers as a replay leaves them, such as the running statistics of norms."""
     yield from ((name, b) for name, b in replay.network.named_buffers() if b.is_floating_point())
+
+
+def _other_formats(errors: Errors, replay: Replay, storage: torch.dtype) -> dict[str, str]:
+    """Returns by place the format of 16 bits, another than the precision's, in which its numbers were seen, or for
+    which the network itself asks on the way there."""
+    formats = [(f"{p.kind} {p.layer}", dtype) for p, (_, _, dtype) in errors.errors.items() if p.kind != "parameter"]
+    formats += [(at, dtype) for at, asked in replay.casts.items() for dtype in asked]
+    return {at: dtype_name(dtype) for at, dtype in formats if dtype in HALF and dtype is not storage}
 
 
 def _of_gradient(errors: Errors, replay: Replay, u: float, name: str) -> RoundingError:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from mpcompare.tasks.task import sharing_parameters
-from mpcompare.verdict.examine.widened import call_widened, values_of
+from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
 
 # What is asked of a parameter without its numbers.
 ASKED = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__} | {
@@ -28,18 +28,21 @@ class Weights(TorchFunctionMode):
     """Gives parameters in the dtype of a replay.
 
     While the mode is entered, a parameter that the network uses between its layers, such as a class token, is taken in
-    that dtype, too, and a network's own casts are widened.
+    that dtype, too, and a network's own casts are widened, but for those to the format ``stored``.
 
     Attributes:
         names: by ``id`` of a parameter.
         between: by name the parameters that are used between layers, as leaves of autograd's graph.
+        asked: the formats of 16 bits that the network itself has asked for since somebody emptied it.
     """
 
-    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, network: nn.Module, dtype: torch.dtype, stored: torch.dtype | None = None) -> None:
         super().__init__()
+        self.stored = stored
         self.dtype, self.names = dtype, {id(p): name for name, p in network.named_parameters()}
         self.held: Mapping[str, torch.dtype] = {}  # by name the dtypes in which the step held them
         self.between: dict[str, Tensor] = {}
+        self.asked: set[torch.dtype] = set()
 
     def cast(self, p: Tensor, held: torch.dtype | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Returns a new tensor of a parameter's numbers, as they are in the dtype ``held``, in ``dtype``; None: in that
@@ -73,7 +76,8 @@ class Weights(TorchFunctionMode):
             return self.dtype
         if any(id(v) in self.names for v in values_of(args, kwargs)):
             args, kwargs = tree_map_only(nn.Parameter, self.taken, (args, kwargs))
-        return call_widened(func, args, kwargs, self.dtype)
+        self.asked |= asked_of(func, args, kwargs)
+        return call_widened(func, args, kwargs, self.dtype, self.stored)
 
 
 def as_complex(dtype: torch.dtype, numbers: Tensor) -> torch.dtype:

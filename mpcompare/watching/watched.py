@@ -25,6 +25,7 @@ from mpcompare.watching.examining import Replayed, Updates, compared, replayed
 from mpcompare.watching.facts import facts_of
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.looking import Look
+from mpcompare.watching.shown import one_by_one
 from mpcompare.watching.sight import HowFar, sight_of
 from mpcompare.watching.steps import Sum
 
@@ -160,7 +161,7 @@ class Watch:
             seen = [seen[self._compared % len(seen)]]
             self._note("the layers of other updates than one in each look after the first")
         self._compared += 1
-        sums = {each: self._replayed(look, each) for each in seen}
+        sums = {each: self._replayed(look, each) for each in one_by_one(seen)}
         updates: dict[str, Updates] = {}
         for name in self.attached.optimizers:
             taken = [t for t in look.taken if t.optimizer == name]

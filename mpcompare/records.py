@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -181,11 +181,15 @@ def status(folder: Path) -> str | None:
         return None
 
 
-def wrong_inputs(sweep: Path) -> list[str]:
-    """Returns what is wrong with the input of each run of a sweep; nothing where a run got further than that."""
-    results = [read_json(path) for path in sorted(sweep.rglob(RESULT))]
-    wrong = all(each["status"] == "failed" and each.get("wrong_input") for each in results)
-    return [str(each["error"]) for each in results] if wrong else []
+def wrong_inputs(folders: Iterable[Path]) -> list[str]:
+    """Returns what is wrong with the input of each run, by their folders; nothing where a run got further than that, or
+    a record cannot be read, which the report says."""
+    try:
+        results = [read_json(folder / RESULT) for folder in folders]
+        wrong = all(each["status"] == "failed" and each.get("wrong_input") for each in results)
+        return [str(each["error"]) for each in results] if wrong else []
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
 
 
 def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:

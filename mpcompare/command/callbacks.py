@@ -37,7 +37,9 @@ class ReportOfJobs(Callback):
         if config.hydra.launcher._target_ == PLANS:
             return  # nothing was run
         folder = Path(config.hydra.sweep.dir)
-        if wrong := _wrong_inputs(folder):
+        from mpcompare.records import RESULT, wrong_inputs
+
+        if wrong := wrong_inputs(path.parent for path in sorted(folder.rglob(RESULT))):
             fail(*wrong)
         from mpcompare.report.report import report
 
@@ -51,15 +53,6 @@ class ReportOfJobs(Callback):
             sys.exit(1)
         if not good:
             sys.exit(1)
-
-
-def _wrong_inputs(folder: Path) -> list[str]:
-    from mpcompare.records import wrong_inputs
-
-    try:
-        return wrong_inputs(folder)
-    except (OSError, ValueError, TypeError, KeyError):
-        return []  # the report says which record cannot be read
 
 
 def _check_asked(config: DictConfig) -> None:

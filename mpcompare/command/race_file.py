@@ -47,7 +47,7 @@ class Document(TypedDict):
 
 def write(race: Sequence[Job]) -> Path:
     """Writes a race into the next free file of its sweep, and returns the path. Raises InputError where it holds what
-    JSON has no word for."""
+    JSON has no word for, or the file cannot be written."""
     entrants = [{"name": job.name, "record": job.record_at_start, "hydra": job.hydra} for job in race]
     config = race[0].record_at_start["config"]
     document: dict[str, Any] = {"format_version": FORMAT, "code": _code(entrants), "device": config["device"]}
@@ -58,10 +58,14 @@ def write(race: Sequence[Job]) -> Path:
     except TypeError as error:
         raise InputError("race", race[0].name, f"cannot be written as a file ({error})") from error
     folder = race[0].sweep / FOLDER
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{len(list(folder.glob('*.json'))):03d}.json"
     text = json.dumps({**document, "digest": _digest(document)}, indent=1) + "\n"
-    write_atomically(path, lambda unfinished: unfinished.write_text(text), new=True)
+    try:
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{len(list(folder.glob('*.json'))):03d}.json"
+        write_atomically(path, lambda unfinished: unfinished.write_text(text), new=True)
+    except OSError as error:
+        expected = f"cannot write into its {FOLDER} ({error.strerror}); name a folder that can be written"
+        raise InputError("hydra.sweep.dir", race[0].sweep, expected) from error
     return path
 
 
@@ -71,7 +75,8 @@ def read(path: Path) -> list[Job]:
     try:
         document = parsed(read_bytes(path))
     except (OSError, ValueError) as error:
-        raise InputError("race", path, f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        why = getattr(error, "strerror", None) or error
+        raise InputError("race", path, f"cannot be read ({why}): expected a file that mpcompare plan wrote") from error
     found = document.get("format_version") if isinstance(document, dict) else None
     if found != FORMAT:
         expected = f"has format_version={found}, expected {FORMAT}: another version of mpcompare has planned it"
@@ -121,7 +126,8 @@ def _sources(name: str) -> Iterator[tuple[str, Path]]:
     except (ImportError, ValueError):
         return
     for folder in map(Path, spec.submodule_search_locations or () if spec else ()):
-        yield from ((str(path.relative_to(folder)), path) for path in sorted(folder.rglob("*.py")))
+        files = (path for path in sorted(folder.rglob("*.py")) if path.is_file())  # an editor's lock is a broken link
+        yield from ((str(path.relative_to(folder)), path) for path in files)
     if spec and spec.has_location and not spec.submodule_search_locations:
         yield name, Path(str(spec.origin))
     if name == "mpcompare":
@@ -131,5 +137,9 @@ def _sources(name: str) -> Iterator[tuple[str, Path]]:
 def _hash(sources: Iterable[tuple[str, Path]]) -> str:
     digest = hashlib.sha256()
     for name, path in sources:
-        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+        try:
+            digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+        except OSError as error:
+            expected = f"cannot be read ({error.strerror}): expected the sources of all that a _target_ names"
+            raise InputError("code", path, expected) from error
     return digest.hexdigest()[:12]

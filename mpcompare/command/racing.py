@@ -18,7 +18,7 @@ from hydra.types import HydraContext
 from mpcompare import records
 from mpcompare.command import race_file
 from mpcompare.command.launcher import Races, run_races
-from mpcompare.errors import InputError, fails_on_input_errors
+from mpcompare.errors import InputError, fail, fails_on_input_errors
 from mpcompare.paths import CONF
 from mpcompare.records import PLANNED, RESULT
 
@@ -76,7 +76,7 @@ def run_files(words: Sequence[str]) -> bool:
     parser = argparse.ArgumentParser(
         prog="mpcompare run",
         description="Run races that mpcompare plan has written. The folders of their runs lie beside the folder of "
-        "the files. Exit code 1 where a run did not finish.",
+        "the files. Exit code 1 where a run did not finish, 2 where the input of all is wrong.",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--resume", action="store_true", help="run what is missing, and go on with what was begun")
@@ -90,4 +90,6 @@ def run_files(words: Sequence[str]) -> bool:
         configure_log(jobs[0].config.hydra.hydra_logging, jobs[0].config.hydra.verbose)
         log.info(f"The host {records.host()} of these records is {platform.node()}")
         run_races(races, HydraContext(GlobalHydra.instance().config_loader(), Callbacks(jobs[0].config)))
+        if wrong := records.wrong_inputs(job.folder for job in jobs):
+            fail(*wrong)
         return all(records.status(job.folder) == "ok" for job in jobs)

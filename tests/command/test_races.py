@@ -1,5 +1,6 @@
 """A race is a file: planned here, run anywhere, in a report again (docs/clusters.md)."""
 
+import errno
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -14,6 +16,7 @@ from support.command import SMALL
 
 from mpcompare.command import race_file
 from mpcompare.command.lock import locked
+from mpcompare.errors import InputError
 
 # Fields that a clock or a meter has read, that are drawn at random with each block, or that name the folder.
 MEASURED = (
@@ -75,6 +78,38 @@ def test_a_race_file_that_is_not_as_it_was_planned_is_one_line(cli, planned):
         assert set(statuses(planned).values()) == {"planned"}
 
 
+@pytest.mark.parametrize("is_there", [False, True], ids=["no such file", "a folder"])
+def test_a_race_file_that_cannot_be_read_is_one_line(cli, tmp_path, is_there):
+    if is_there:
+        (tmp_path / "race.json").mkdir()
+    ended = cli("run", "race.json")
+    assert ended.code == 2
+    (line,) = ended.err.splitlines()
+    assert line.startswith("mpcompare: error: race=race.json: cannot be read (")
+    assert line.endswith("expected a file that mpcompare plan wrote")
+
+
+def test_a_race_file_that_cannot_be_written_is_one_line(cli, tmp_path):
+    (tmp_path / "planned").mkdir()
+    (tmp_path / "planned" / "races").write_text("no folder")
+    ended = cli("plan", *SWEEP, "hydra.sweep.dir=planned")
+    assert ended.code == 2
+    (line,) = ended.err.splitlines()
+    assert line.startswith("mpcompare: error: hydra.sweep.dir=")
+    assert "cannot write into its races (" in line
+
+
+def test_planned_runs_with_wrong_input_end_as_a_sweep_of_them(cli):
+    wrong = [*SMALL, "backend=amp,fp32", "report.formats=[]", "task.batch_size=10000000"]
+    swept = cli("-m", *wrong, "hydra.sweep.dir=swept")
+    assert swept.code == 2
+    assert cli("plan", *wrong, "hydra.sweep.dir=planned").code == 0
+    ended = cli("run", "planned/races/000.json")
+    assert ended.code == 2
+    line = next(line for line in swept.err.splitlines() if line.startswith("mpcompare: error: task.batch_size"))
+    assert line in ended.err.splitlines()
+
+
 def test_other_code_is_one_line_that_names_it(cli, planned, monkeypatch):
     real = race_file.version
     monkeypatch.setattr(race_file, "version", lambda name: "9.9" if name == "torch" else real(name))
@@ -92,6 +127,26 @@ def test_the_sources_of_a_users_module_are_part_of_the_code(tmp_path, monkeypatc
     assert set(before) == {"torch", "mpcompare", "my_net_of_36"}
     (tmp_path / "my_net_of_36.py").write_text("class Net: pass\n")
     assert {name for name, now in race_file.fingerprints(config).items() if now != before[name]} == {"my_net_of_36"}
+
+
+def test_a_source_that_cannot_be_read_is_one_line_and_a_lock_of_an_editor_is_no_source(tmp_path, monkeypatch):
+    package = tmp_path / "my_net_of_37"
+    package.mkdir()
+    (package / "__init__.py").write_text("class Net: ...\n")
+    (package / ".#__init__.py").symlink_to("user@host.1234")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = {"task": {"model": {"_target_": "my_net_of_37.Net"}}}
+    assert "my_net_of_37" in race_file.fingerprints(config)
+    real = Path.read_bytes
+
+    def read_bytes(path):
+        if path.parent == package:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    with pytest.raises(InputError, match=r"code=.*__init__\.py: cannot be read \(Permission denied\): expected"):
+        race_file.fingerprints(config)
 
 
 def test_the_array_of_a_plan_is_a_script_that_bash_reads(cli, tmp_path):

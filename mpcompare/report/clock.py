@@ -2,8 +2,10 @@
 phases that do not add up to a step."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 from scipy import special  # scipy.stats takes half a second to import
 
 from mpcompare.report.comparison import Entry
@@ -41,19 +43,35 @@ def out_of_turn(entry: Entry) -> float:
     return cores if cores > max(OUT_OF_TURN, known * (entry.run.finished.machine.threads or 1)) or ahead else 0.0
 
 
-def doubts(entry: Entry) -> list[str]:
-    """Returns a line for each sign that the blocks of an entrant and its steps do not fit together."""
+def doubts(entry: Entry, finished: Sequence[Entry]) -> list[str]:
+    """Returns a line for each sign that the blocks of an entrant and its steps do not fit together.
+
+    Args:
+        finished: all entries of its comparison that finished.
+    """
     apart = None if entry.run.findings else clocks_apart(entry.run.blocks)  # of an examined run its verdict says it
     clock = clock_because(entry.run.blocks) if apart and apart[0] > apart[1] else ""
-    return [f"{entry.label}: {text}" for text in (clock, _reading(entry), _phases(entry)) if text]
+    return [f"{entry.label}: {text}" for text in (clock, _reading(entry, finished), _phases(entry)) if text]
 
 
-def _reading(entry: Entry) -> str:
-    """Says so where a block went on for long after its last step had returned, on a CPU; a GPU's queue always does."""
-    blocks = entry.run.blocks
+def _reading(entry: Entry, finished: Sequence[Entry]) -> str:
+    """Says so where a block went on for long after its last step had returned, on a CPU; a GPU's queue always does.
+
+    A loaded machine reads slowly, too. So each block is compared with the blocks of the others in the same round, half
+    of which took longer where nothing else is the reason. Of a run that took no turns nothing is said where other
+    programs computed.
+    """
+    run, blocks = entry.run, entry.run.blocks.set_index("round")
+    others = [
+        e.run.blocks.set_index("round")["read_ms"] for e in finished if e.run is not run and e.run.race == run.race
+    ]
     read_ms, block_ms = blocks["read_ms"], blocks["step_ms"] * blocks["steps"]
-    long = (read_ms > np.maximum(OF_A_BLOCK * block_ms, READING_MS)).mean() > 0.5
-    if entry.run.finished.machine.device != "cpu" or not long:
+    if run.race is None:
+        excused = math.inf if blocks["other_cores"].median() > OTHERS else 0.0
+    else:
+        excused = pd.DataFrame(dict(enumerate(others)), index=blocks.index).median(axis=1).fillna(0.0)
+    long = (read_ms - excused > np.maximum(OF_A_BLOCK * block_ms, READING_MS)).mean() > 0.5
+    if run.finished.machine.device != "cpu" or not long:
         return ""
     why = "its steps return before they are finished, or its weights are copied"
     share = (read_ms / block_ms).median()

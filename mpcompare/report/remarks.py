@@ -61,7 +61,7 @@ def timing(comparison: Comparison) -> list[str]:
     """Returns what makes the times doubtful, the worst first, then what the environment had set, and when timing
     stopped."""
     finished = comparison.finished
-    lines = [line for entry in finished for line in doubts(entry)]
+    lines = [line for entry in finished for line in doubts(entry, finished)]
     if not all(entry.side_by_side for entry in finished):
         lines.append("~ not timed in turns with its baseline: drift of the machine is in the ratio")
     busy = {entry.label: out_of_turn(entry) for entry in finished}

@@ -119,6 +119,22 @@ def test_a_block_that_goes_on_after_its_last_step_is_named_where_nothing_is_queu
     ]
 
 
+def test_reading_that_takes_as_long_for_all_is_not_named(tmp_path):
+    for place, (backend, more) in enumerate(
+        {
+            "one": {"read_ms": 4.5},
+            "amp": {"read_ms": 4.0},
+            "other": {"read_ms": 3.6},
+            "disturbed": {"read_ms": 4.0, "race": None, "other_cores": 1.0},
+            "alone": {"read_ms": 4.0, "race": None},
+        }.items()
+    ):
+        write_run(tmp_path / str(place), backend, device="cpu", **more)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    named = [line.partition(":")[0] for line in remarks.timing(comparison) if "reading" in line]
+    assert named == ["alone bf16"]
+
+
 def test_products_of_fp32_numbers_in_another_precision_are_named(tmp_path):
     flags = {"fp32_precision mkldnn.matmul": "bf16", "fp32_precision cuda.matmul": "ieee", "tf32": False}
     write_run(tmp_path / "0", "mine", flags=flags)

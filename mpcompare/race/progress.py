@@ -23,7 +23,7 @@ from rich.text import Text
 
 from mpcompare.foreign import printable
 from mpcompare.race.orders import Progress
-from mpcompare.race.timetable import EXAMINATION, NOISE, SET_UP, TRAINING, Timetable
+from mpcompare.race.timetable import EXAMINATION, NOISE, SET_UP, TRAINING, Remaining, Timetable
 
 LINE_EVERY_S = 10  # where there is no terminal
 DRAW_EVERY_S = 0.1
@@ -59,6 +59,7 @@ class Board:
         self.drawn = self.written = self.since = time.monotonic()
         self.stage = self.text = ""
         self.share = 0.0
+        self.left: Remaining | None = None  # the time that is left, as it is shown
         self.said: set[str] = set()
         self.waiting: list[str] | None = []  # lines that wait for an entrant to train; None once one does
         self.until_the_end = ExitStack()
@@ -159,8 +160,12 @@ class Board:
         return table
 
     def _time_left(self, now: float, unknown: str = "") -> str:
+        """Returns the time that is left in words, which change where the estimate has moved by a step of theirs: one
+        that goes up and down between two of them is no news."""
         left = self.timetable.remaining(now)
-        return ", ".join(filter(None, (self.before, unknown if left is None else str(left), self.after)))
+        if left is None or self.left is None or not left.is_near(self.left):
+            self.left = left
+        return ", ".join(filter(None, (self.before, str(self.left or unknown), self.after)))
 
     def _doing(self) -> str:
         return f"{self.stage}: {self.text}" if self.text else self.stage

@@ -168,12 +168,18 @@ class Remaining:
 
     def __str__(self) -> str:
         """``about 2 min left``, no more exact than such an estimate is; ``at least 2 min left``."""
-        return f"{'at least' if self.is_least else 'about'} {_duration(self.seconds)} left"
+        size, digits, unit = self._unit
+        number = max(round(self.seconds / size, digits), 10.0**-digits)
+        return f"{'at least' if self.is_least else 'about'} {number:.{max(digits, 0)}f} {unit} left"
 
+    def is_near(self, other: "Remaining") -> bool:
+        """Returns whether another estimate is less than one step of the words away."""
+        size, digits, _ = self._unit
+        return self.is_least == other.is_least and abs(self.seconds - other.seconds) < size * 10.0**-digits
 
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(round(seconds, -1), 10):.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    @property
+    def _unit(self) -> tuple[int, int, str]:
+        """The seconds of the unit in which it is said, its digits after the point, and its name."""
+        if self.seconds < 90:
+            return 1, -1, "s"
+        return (60, 0, "min") if self.seconds < 5400 else (3600, 1, "h")

@@ -8,7 +8,7 @@ import rich.console
 
 from mpcompare.race import progress, timetable
 from mpcompare.race.orders import Progress
-from mpcompare.race.timetable import Timetable, stages
+from mpcompare.race.timetable import Remaining, Timetable, stages
 
 NAMES = ("0-amp", "1-fp32")
 
@@ -128,7 +128,7 @@ def test_plain_lines_say_the_time_that_is_left_once_it_is_known(screen, now):
         "0-amp: noise: run 1 of 1; race 1 of 2, about 70 s left, then the report",
         "0-amp: trained",
         "1-fp32: training: first step; race 1 of 2, about 60 s left, then the report",
-        "1-fp32: training: 10/10; race 1 of 2, about 50 s left, then the report",
+        "1-fp32: training: 10/10; race 1 of 2, about 60 s left, then the report",
     ]
 
 
@@ -168,3 +168,13 @@ def test_what_all_say_is_said_once_but_for_errors(screen):
         "0-amp: error: a bug",
         "1-fp32: error: a bug",
     ]
+
+
+def test_the_time_that_is_left_changes_by_whole_steps_of_its_words(screen, monkeypatch):
+    board, _ = screen(terminal=True)
+    shown = []
+    for seconds in (84.0, 86.0, 84.0, 78.0, 86.0, 73.0, 78.0, 61.0, 100.0, 170.0, 110.0):
+        monkeypatch.setattr(board.timetable, "remaining", lambda _, seconds=seconds: Remaining(seconds))
+        shown.append(board._time_left(0.0))
+    expected = [*["about 80 s left"] * 5, *["about 70 s left"] * 2, "about 60 s left"]
+    assert shown == [*expected, *["about 60 s left"], "about 3 min left", "about 2 min left"]

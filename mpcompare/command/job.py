@@ -20,6 +20,7 @@ from mpcompare.command.plan import plan_of, stages_of
 from mpcompare.command.record import record_at_start
 from mpcompare.errors import InputError, fail, first_line
 from mpcompare.interrupt import interruptible, uninterrupted
+from mpcompare.numerals import short
 from mpcompare.race.orders import Order, Progress, Turn, Turns
 from mpcompare.race.progress import Board
 from mpcompare.race.timetable import RaceStage, Timetable
@@ -84,8 +85,10 @@ def run(
         return
     result = recorder.result
     log.info(
-        "%s %s (%s) on %s: %.4g ms a step, final loss %.4f. Written to %s",
-        *(result[key] for key in ("backend", "precision", "engine", "dataset", "step_ms_p50", "final_loss")),
+        "%s %s (%s) on %s: %s ms a step, final loss %.4f. Written to %s",
+        *(result[key] for key in ("backend", "precision", "engine", "dataset")),
+        short(result["step_ms_p50"]),
+        result["final_loss"],
         folder,
     )
 

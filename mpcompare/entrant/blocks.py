@@ -22,6 +22,7 @@ from mpcompare.fields import BlocksRecord, ComparedRecord, Distance
 from mpcompare.instruments import meter
 from mpcompare.instruments.bystanders import Bystanders, Rest
 from mpcompare.instruments.clock import percentiles, settle
+from mpcompare.numerals import short
 from mpcompare.race.orders import Conclude, Finish, Order, Prepare, Time, Turn
 from mpcompare.records import BLOCKS
 from mpcompare.verdict.examine import numerics
@@ -132,7 +133,7 @@ def _describe_training(entrant: Entrant) -> str:
     first, last = rows[0], rows[-1]
     return (
         f"{setup.record.engine}, {setup.dataset.name}, {len(rows)} steps, loss {last['loss']:.4f}, "
-        f"first step {first['step_ms']:.4g} ms, last {last['step_ms']:.4g} ms"
+        f"first step {short(first['step_ms'])} ms, last {short(last['step_ms'])} ms"
     )
 
 

@@ -19,6 +19,7 @@ from mpcompare.entrant.rows import Rows
 from mpcompare.entrant.state import Entrant, Pass, Trained
 from mpcompare.fields import TrainingRecord
 from mpcompare.instruments import meter
+from mpcompare.numerals import short
 from mpcompare.precision import PRECISIONS
 from mpcompare.race.orders import Progress
 from mpcompare.verdict.examine import numerics
@@ -126,5 +127,5 @@ def _is_due(step: int, every: int | None) -> bool:
 
 def _progress(row: dict[str, Any], last_step: int) -> Progress:
     number, warmup = row["step"], "  warm-up" if row["warmup"] else ""
-    text = f"{number}/{last_step}  loss {row['loss']:.4f}  {row['step_ms']:.4g} ms/step{warmup}"
+    text = f"{number}/{last_step}  loss {row['loss']:.4f}  {short(row['step_ms'])} ms/step{warmup}"
     return Progress(number, last_step, text)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mpcompare.numerals import short
 from mpcompare.race.intervals import MIN_VALUES
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.runs import UNREADABLE, Run
@@ -125,7 +126,7 @@ def _faster(comparison: Comparison) -> list[Sentence]:
     others = [entry for entry in comparison.finished if not entry.is_baseline]
     if not others:
         entry = comparison.finished[0]
-        return [(Name(entry.label), f" takes {entry.run.finished.blocks.step_ms_p50:.4g} ms a step.")]
+        return [(Name(entry.label), f" takes {short(entry.run.finished.blocks.step_ms_p50)} ms a step.")]
     known = sorted((e for e in others if not math.isnan(e.time_ratio.low)), key=lambda e: e.time_ratio.median)
     said: list[Sentence] = []
     if known and len(known) == len(others) and known[0].time_ratio.low > 1:
@@ -191,4 +192,4 @@ def _digits(ratio: float) -> str:
 
 
 def _megabytes(run: Run) -> str:
-    return f"{run.finished.memory.peak_memory_bytes / MB:.4g} MB"
+    return f"{short(run.finished.memory.peak_memory_bytes / MB)} MB"

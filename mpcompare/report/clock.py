@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import special  # scipy.stats takes half a second to import
 
+from mpcompare.numerals import short
 from mpcompare.report.comparison import Entry
 from mpcompare.verdict.judge.timed_steps import clock_because, clocks_apart
 
@@ -93,5 +94,5 @@ def _phases(entry: Entry) -> str:
     away = math.log(sum_ms) - float(times.mean())
     if -reach <= away <= reach + math.log1p(max(result.phases.phase_overhead, 0.0)):
         return ""
-    block = f"a step in a block {result.blocks.step_ms_p50:.4g} ms"
-    return f"the phases of a step take {sum_ms:.4g} ms together, and {block}: one of the two is not right"
+    block = f"a step in a block {short(result.blocks.step_ms_p50)} ms"
+    return f"the phases of a step take {short(sum_ms)} ms together, and {block}: one of the two is not right"

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from mpcompare.numerals import short
+
 R = TypeVar("R")  # a row of the table
 
 TEXT = "text"
@@ -52,12 +54,19 @@ OF_RUN: tuple[Column[Any], ...] = (
 )
 
 
-def number(spec: str, per: float = 1.0) -> Callable[[object, Any], str]:
-    """Returns a :attr:`Column.text` that formats values, divided by ``per``; ``-`` for None.
+def number(spec: str = "", per: float = 1.0) -> Callable[[object, Any], str]:
+    """Returns a :attr:`Column.text` that formats values, divided by ``per``; ``-`` for None. Without a ``spec`` they
+    have four digits.
 
     Values may be the words ``inf`` and ``nan``, which stand for numbers in a record.
     """
-    return lambda _, value: "-" if value is None else format(float(value) / per, spec)
+
+    def text(_: object, value: Any) -> str:
+        if value is None:
+            return "-"
+        return format(float(value) / per, spec) if spec else short(float(value) / per)
+
+    return text
 
 
 def percentiles(name: str, meaning: str) -> Column[Any]:
@@ -70,7 +79,7 @@ def percentiles(name: str, meaning: str) -> Column[Any]:
         meaning,
         lambda row: tuple(map(row.recorded.get, ends)),
         heading="p20 - p80",
-        text=lambda row, values: " - ".join(number(".4g")(row, value) for value in values),
+        text=lambda row, values: " - ".join(number()(row, value) for value in values),
         in_files=False,
     )
 

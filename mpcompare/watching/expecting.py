@@ -8,6 +8,7 @@ from types import NoneType
 from typing import Any
 
 from mpcompare.errors import InputError, did_you_mean
+from mpcompare.numerals import short
 from mpcompare.records import write_atomically
 
 KEPT_APART = (  # of one look, and no property of the loop
@@ -47,15 +48,15 @@ def said(value: Any) -> str:
     if value is None or value in ([], {}):
         return "none"
     if isinstance(value, float):
-        return f"{value:g}"
+        return short(value, 6)
     if isinstance(value, Mapping):
         names = any(isinstance(v, str) for each in value.values() if isinstance(each, list) for v in each)
         between = "; " if names else ", "
         return between.join(f"{name}: {said(each)}" for name, each in value.items())
     if isinstance(value, (list, tuple)):
-        short = [f"[{said(each)}]" if isinstance(each, (list, tuple)) else said(each) for each in value[:8]]
+        parts = [f"[{said(each)}]" if isinstance(each, (list, tuple)) else said(each) for each in value[:8]]
         between = "; " if any(isinstance(each, Mapping) for each in value) else ", "
-        return between.join(short) + (f" and {len(value) - 8} more" if len(value) > 8 else "")
+        return between.join(parts) + (f" and {len(value) - 8} more" if len(value) > 8 else "")
     return str(value)
 
 

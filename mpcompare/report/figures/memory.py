@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mpcompare.fields import Finished
+from mpcompare.numerals import short
 from mpcompare.report.columns import percent
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
@@ -66,12 +67,12 @@ def _memory(axes: Axes, entries: Sequence[Entry], operators: Sequence[str]) -> N
         if model := _by_kind(result):
             kinds = [(size, kind, {"color": KIND_COLOURS.get(kind, "0.6")}) for kind, size in model.items()]
             right = _stack(axes, place - 0.25, kinds)
-            beside(axes, right, place - 0.25, f"{right:.4g} MB model")
+            beside(axes, right, place - 0.25, f"{short(right)} MB model")
         elif pieces := _by_operator(result, operators):
             beside(axes, _stack(axes, place - 0.25, pieces), place - 0.25, "by operator")
         measured, workspace = result.memory.peak_memory_bytes / 1e6, _outside(result)
         pieces = [(measured, ALLOCATED, {"color": "0.35"})]
-        text = f"{measured:.4g} MB" + (f" ({percent(entry.model_difference)})" if model else "")
+        text = f"{short(measured)} MB" + (f" ({percent(entry.model_difference)})" if model else "")
         if workspace:
             style = {"facecolor": "white", "edgecolor": "0.35", "hatch": "//////", "linewidth": 0.5}
             pieces.append((workspace, OUTSIDE, style))
@@ -80,7 +81,7 @@ def _memory(axes: Axes, entries: Sequence[Entry], operators: Sequence[str]) -> N
         if (resident := _resident(result)) is not None:
             at, mark = min((resident, "d"), (far, ">"))
             axes.plot(at, place + 0.3, mark, color="black", markersize=6, label=RESIDENT)
-            beside(axes, at, place + 0.3, f"{resident:.4g} MB resident")
+            beside(axes, at, place + 0.3, f"{short(resident)} MB resident")
     axes.set_xlabel("peak memory of a step in MB, the batch included")
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mpcompare.numerals import short
 from mpcompare.phases import PHASES, WHOLE_STEP
 from mpcompare.report.comparison import Entry, phases_of
 from mpcompare.report.contents import Report
@@ -30,7 +31,7 @@ def _step_time(axes: Axes, entries: Sequence[Entry]) -> None:
     colours = [colour(place) for place in range(len(entries))]
     axes.barh(range(len(entries)), p50, xerr=(p50 - p20, p80 - p50), color=colours, ecolor="0.2", capsize=4)
     for place, entry in enumerate(entries):
-        beside(axes, p80[place], place, f"{p50[place]:.4g} ms, {_ratio(entry)}")
+        beside(axes, p80[place], place, f"{short(p50[place])} ms, {_ratio(entry)}")
     axes.set_xlabel("ms a step: median, p20 to p80 of the blocks; in brackets the 95 % interval of time / baseline")
 
 
@@ -64,5 +65,5 @@ def _phases(axes: Axes, entries: Sequence[Entry]) -> None:
                 axes.text(*middle, f"{width:.3g}", ha="center", va="center", fontsize=8, color=ON_LIGHT)
             right += width
         clock = "" if times.get(WHOLE_STEP) else f" (clock {entry.run.finished.phases.phase_overhead:+.1%})"
-        beside(axes, right, place, f"{right:.4g} ms{clock}")
+        beside(axes, right, place, f"{short(right)} ms{clock}")
     axes.set_xlabel("ms in each phase, with a clock between them\n(its cost against bare steps)")

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mpcompare.numerals import short
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.report import dtypes, inference, remarks, summary
 from mpcompare.report.answers import answers
@@ -104,9 +105,9 @@ def _phases(comparison: Comparison, width: int) -> Iterator[Table]:
     for entry in comparison.finished:
         result = entry.run.finished
         times = result.phases.phase_ms
-        cells = ["-" if (ms := times.get(phase)) is None else f"{ms:.4g}" for phase in phases]
+        cells = ["-" if (ms := times.get(phase)) is None else short(ms) for phase in phases]
         clock = "-" if WHOLE_STEP in times else f"{result.phases.phase_overhead:+.1%}"
-        first, set_up = f"{result.training.first_step_ms:.4g}", f"{result.set_up.construct_s:.2g}"
+        first, set_up = f"{short(result.training.first_step_ms)}", f"{result.set_up.construct_s:.2g}"
         rows.append([entry.label, *cells, clock, first, set_up])
     return tables(columns, rows, 1, width)
 

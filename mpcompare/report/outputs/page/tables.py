@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mpcompare.records import finite, named_fields
+from mpcompare.numerals import short
+from mpcompare.records import named_fields
 from mpcompare.report import digits as maps
 from mpcompare.report import inference, summary
 from mpcompare.report.columns import Column
@@ -152,7 +153,7 @@ def _settings(entries: Sequence[Entry], of: Callable[[Entry], Values]) -> Settin
 
 def _text(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return short(value, 6)
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -167,12 +168,12 @@ def _measured(entry: Entry) -> Values:
         "threads": machine.threads,
         "rounds of blocks": timing.rounds,
         "steps in a block": int(blocks["steps"].median()) if len(blocks) else 0,
-        "seconds of timing": timing.seconds,
+        "seconds of timing": short(timing.seconds),
         "timing stopped because of": timing.stopped,
-        "half width of the interval": finite(timing.half_width),
-        "cores that other programs kept busy, median": blocks["other_cores"].median(),
-        "cores that other programs kept busy, most": blocks["other_cores"].max(),
-        "own cores busy between turns, median": blocks["cores_between_turns"].median(),
+        "half width of the interval": short(timing.half_width),
+        "cores that other programs kept busy, median": short(blocks["other_cores"].median()),
+        "cores that other programs kept busy, most": short(blocks["other_cores"].max()),
+        "own cores busy between turns, median": short(blocks["cores_between_turns"].median()),
         "clock in MHz": f"{clock.min():g} to {clock.max():g}" if len(clock) else "not known",
         "throttled": ", ".join(throttled) or "no",
         "blocks that began on a settled machine": f"{int(blocks['settled'].sum())} of {len(blocks)}",

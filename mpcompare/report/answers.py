@@ -102,7 +102,9 @@ def _right(comparison: Comparison) -> list[Sentence]:
         if verdict.because:
             said.append((Name(entry.label), f" is a reference in doubt: {first_clause(verdict.because)}"))
     said += about(judged.get(Word.NOT_COMPARABLE, []), " cannot be compared with the others.")
-    said += about(judged.get(Word.NOT_SEEN, []), " may be wrong: a large error would not be seen everywhere.")
+    for entry, verdict in of_word.get(Word.NOT_SEEN, [])[:MOST]:
+        said.append((Name(entry.label), f" may be wrong: {first_clause(verdict.because)}"))
+    said += about(judged.get(Word.NOT_SEEN, [])[MOST:], " may be wrong, too.")
     said += about(judged.get(Word.WITHIN_NOISE, []), ": losses are within the noise, and gradients are not known.")
     said += about(judged.get(Word.NOT_EXAMINED, []), " was not examined.", " were not examined.")
     for word, one, several in (

@@ -35,13 +35,13 @@ def test_what_is_wrong_comes_first_then_what_is_not_known_then_what_is_right(tmp
         "0": Verdict(Word.SAME, reference="1"),
         "1": Verdict(Word.REFERENCE, reference="1"),
         "2": Verdict(Word.DIFFERS, "bias sum", "only bias gradients are wrong (a.bias and 3 more), a.bias is off", "1"),
-        "3": Verdict(Word.NOT_SEEN, "layer1", "roundings are as large", "1"),
+        "3": Verdict(Word.NOT_SEEN, "a", "no layers are seen, and an error of 10 % may hide in a: it is as large", "1"),
         "4": Verdict(Word.SAME, reference="1"),
         "5": Verdict(Word.DIFFERS_AS_DECLARED, "no master weights", reference="1"),
     }
     assert said(tmp_path, verdicts)["Right?"] == (
         "bad bf16 does not compute the same as amp bf16 (bias sum): only bias gradients are wrong. "
-        "gone bf16 did not finish. blind bf16 may be wrong: a large error would not be seen everywhere. "
+        "gone bf16 did not finish. blind bf16 may be wrong: no layers are seen, and an error of 10 % may hide in a. "
         "plain bf16 differs from amp bf16 only as declared (no master weights). "
         "mine bf16 and other bf16 compute the same as amp bf16 (0 checks)."
     )

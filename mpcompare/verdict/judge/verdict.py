@@ -8,6 +8,7 @@ from mpcompare.verdict.judge.check import Case, Check, Examined, listed
 from mpcompare.verdict.judge.gradients import not_finite
 from mpcompare.verdict.judge.kinds import all_checks
 from mpcompare.verdict.judge.layers import doubt
+from mpcompare.verdict.judge.limits import COARSEST
 from mpcompare.verdict.judge.sight import Sight, said, sight
 from mpcompare.verdict.judge.trajectories import common_steps, draws_alike
 from mpcompare.verdict.judge.word import Word
@@ -73,7 +74,7 @@ def judge(run: Examined, reference: Examined) -> Verdict:
     if case.is_reference:
         return verdict(Word.REFERENCE, because=doubt(run))
     if seen and not seen.enough:
-        return verdict(Word.NOT_SEEN, *_blind(seen))
+        return verdict(Word.NOT_SEEN, *_blind(run, seen))
     kept = promises.kept(run)
     if GRADIENTS not in unchecked:
         return verdict(Word.DIFFERS_AS_DECLARED if kept else Word.SAME, ", ".join(kept))
@@ -85,13 +86,15 @@ def judge(run: Examined, reference: Examined) -> Verdict:
     return verdict(Word.WITHIN_NOISE)
 
 
-def _blind(seen: Sight) -> tuple[str, str]:
+def _blind(run: Examined, seen: Sight) -> tuple[str, str]:
     """Returns what is not seen, and a sentence on it."""
     if seen.not_flagged:
         return "planted errors", f"an error that was planted is not flagged: {'; '.join(seen.not_flagged)}"
     every = [*seen.layers, *seen.unseen]
     share = f"{100 * seen.share:.3g} % of the numbers of the gradients are seen"
-    return listed(every), f"one rounding of each result, or the reference's own error, is over 10 % there; {share}"
+    layers = "" if "first" in run.findings.replays else "no layers are seen, and "
+    hides = f"{layers}an error of {100 * COARSEST:g} % may hide in {listed(every)}"
+    return listed(every), f"{hides}: one rounding of each result, or the reference's own error, is as large; {share}"
 
 
 def _unchecked(case: Case) -> list[str]:

@@ -148,7 +148,11 @@ def test_a_verdict_is_not_green_where_nothing_is_seen(amp):
     coarse = {name: replace(e, error=30 * e.error) for name, e in rounding.items()}
     blind = judge_run(with_first(replace(amp, name="run"), rounding=coarse), amp)
     assert (blind.word, blind.cause) == ("not seen", "2.weight, 2.bias and 2 more")
+    assert blind.because.startswith("an error of 10 % may hide in 2.weight, 2.bias and 2 more: ")
     assert "0 % of the numbers of the gradients are seen" in blind.because
+    whole = replace(amp, findings=replace(amp.findings, replays={}, rounding=coarse))
+    hidden = judge_run(replace(whole, name="run"), whole)
+    assert hidden.because.startswith("no layers are seen, and an error of 10 % may hide in ")
     one = judge_run(with_first(replace(amp, name="run"), rounding={**rounding, "2.bias": coarse["2.bias"]}), amp)
     assert one.word == "same"  # 5 numbers of 1669
 

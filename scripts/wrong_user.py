@@ -40,10 +40,10 @@ DATA: dict[str, tuple[Any, str]] = {
 }
 # By name what a data function returns that no network here can be trained on, and the whole line.
 UNFIT: dict[str, tuple[Any, str]] = {
-    "a_nan": ((NAN, Y, X, Y), "data=unfit: x_train, sample 5, feature 2 is nan; train.not_finite=true trains on it"),
-    "an_inf": ((INF, Y, X, Y), "data=unfit: x_train, sample 5, feature 2 is inf;"),
+    "a_nan": ((NAN, Y, X, Y), "data=unfit: x_train, sample 5, feature 2 is nan: expected finite numbers whose"),
+    "an_inf": ((INF, Y, X, Y), "data=unfit: x_train, sample 5, feature 2 is inf: expected"),
     "huge": ((HUGE, Y, X, Y), "data=unfit: x_train, sample 5, feature 2 is 1e+30, whose square fp32 does not hold"),
-    "nan_test": ((X, Y, NAN, Y), "data=unfit: x_test, sample 5, feature 2 is nan;"),
+    "nan_test": ((X, Y, NAN, Y), "data=unfit: x_test, sample 5, feature 2 is nan: expected"),
     "many_labels": ((X, torch.arange(64), X, Y), "task.loss=cross_entropy: cannot be taken of"),
     "test_labels": ((X, Y, X, torch.arange(64)), "task.loss=cross_entropy: cannot be taken of"),
     "negative": ((X, Y - 1, X, Y), "task.loss=cross_entropy: cannot be taken of"),

@@ -13,7 +13,7 @@ from mpcompare.api.words import setting
 from mpcompare.errors import InputError
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.data import Dataset
-from mpcompare.tasks.data.given import called, dataset_of
+from mpcompare.tasks.data.given import called, dataset_of, not_finite, refused
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task
 from mpcompare.tasks.trial import try_out
@@ -51,6 +51,8 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
         node = loss if isinstance(loss, str) else objects.function(loss, "loss")
         overrides.append(f"++task.loss={written('loss', node)}")
     data = load() if load is not None else None
+    if data is not None and not setting(call, "train", "not_finite") and (infinite := not_finite(data)):
+        raise refused(data.name, infinite)
     if call.model is None:
         return overrides
     make = _copies_of(call.model) if isinstance(call.model, nn.Module) else call.model

@@ -11,7 +11,6 @@ from torch import nn
 
 from mpcompare.contract import Backend, Batches, State, Stepper
 from mpcompare.entrant.plan import Plan
-from mpcompare.errors import InputError
 from mpcompare.fields import SetUpRecord
 from mpcompare.instruments import fp32_products, machine
 from mpcompare.instruments.clock import Clock, clock
@@ -19,7 +18,7 @@ from mpcompare.loss_scale import LossScale
 from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.shared import Shared, is_large
 from mpcompare.tasks.data import Dataset, batches, drawn_batches
-from mpcompare.tasks.data.given import not_finite
+from mpcompare.tasks.data.given import not_finite, refused
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.frozen import as_made
 from mpcompare.tasks.task import Task, params_of
@@ -99,7 +98,7 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
     try_out(model, task, dataset.x_train, dataset.y_train, dataset.name, dataset.y_test)
     infinite = infinite or first_loss(model, task, *next(batches(dataset, task.batch_size)))
     if infinite and not plan.train.not_finite:
-        raise InputError("data", dataset.name, f"{infinite}; train.not_finite=true trains on it, without a verdict")
+        raise refused(dataset.name, infinite)
     record = SetUpRecord(
         precision=precision,
         engine=engine,

@@ -1,6 +1,7 @@
 """The first calls that people write: each composes what they mean, or says in one line and at once what to write."""
 
 import functools
+import math
 import os
 import re
 import subprocess
@@ -292,6 +293,14 @@ REFUSED = {
     "a function of three": (
         {"model": Net, "data": lambda seed: (X, Y, X)}, "data=<lambda>: expected a Dataset, or the tensors x_train",
     ),
+    "a number that is not finite": (
+        {"model": Net, "data": (torch.where(X[5, 2] == X, math.nan, X), Y), "batch_size": 8},
+        "the data: x_train, sample 5, feature 2 is nan: expected finite numbers",
+    ),
+    "a number that is not finite of a function": (
+        {"task": "recipe_mlp", "data": lambda seed: (X / 0, Y, X, Y)},
+        "data=<lambda>: x_train, sample 0, feature 0 is -inf, and 7679 more: expected finite numbers",
+    ),
     "no divisor": (
         {"model": Net, "data": (X, Y), "batch_size": 32, "task": {"accumulate": 3}},
         "task.accumulate=3: expected a divisor of batch_size=32",
@@ -321,6 +330,12 @@ REFUSED = {
     ),
     "bf16 weights": ({"model": Net().bfloat16(), "data": (X, Y)}, "model=Net: parameter hidden.weight is torch.bf"),
 }  # fmt: skip
+
+
+def test_numbers_that_are_not_finite_may_be_asked_for(tmp_path):
+    data = (torch.where(X[5, 2] == X, math.nan, X), Y)
+    overrides, _ = composed(tmp_path, model=Net, data=data, batch_size=8, train={"not_finite": True})
+    assert overrides
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -97,6 +97,12 @@ def not_finite(dataset: Dataset) -> str:
     return ""
 
 
+def refused(name: str, infinite: str) -> InputError:
+    """Returns the error of a data set for which ``not_finite`` returns something."""
+    expected = "expected finite numbers whose squares are finite"
+    return InputError("data", name, f"{infinite}: {expected}; train.not_finite=true trains on it, without a verdict")
+
+
 def _where(part: str, values: Tensor, wrong: Tensor, count: int) -> str:
     sample, *feature = (int(each) for each in wrong.nonzero()[0])
     value = float(values[(sample, *feature)])

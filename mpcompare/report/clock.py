@@ -68,7 +68,7 @@ def _reading(entry: Entry, finished: Sequence[Entry]) -> str:
     ]
     read_ms, block_ms = blocks["read_ms"], blocks["step_ms"] * blocks["steps"]
     if run.race is None:
-        excused = math.inf if blocks["other_cores"].median() > OTHERS else 0.0
+        excused = pd.Series(math.inf if blocks["other_cores"].median() > OTHERS else 0.0, index=blocks.index)
     else:
         excused = pd.DataFrame(dict(enumerate(others)), index=blocks.index).median(axis=1).fillna(0.0)
     long = (read_ms - excused > np.maximum(OF_A_BLOCK * block_ms, READING_MS)).mean() > 0.5

@@ -88,10 +88,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     roundings.convolves_in = replay.convolves_in(gradient, next(recorded.network.parameters()).device)
     known = KnownLayers(recorded.network, recorded.record, dtype, ranges.results, errors.sample, roundings)
     replay.whose, replay.kept, replay.found = ranges.whose, recorded.scale, compare_gradient
-    with ranges:
-        exact_loss = replay.run()
-    if missed := replay.not_called():
-        raise NotReplayedError(f"{missed[0]} is not called when the network is called again: it draws other numbers")
+    exact_loss = _run(replay, ranges)
     _compare_buffers(recorded, replay, errors)
     points = {p: (error, norm) for p, (error, norm, _) in errors.errors.items() if p.kind not in ("parameter", "back")}
     layers = Layers(
@@ -121,6 +118,15 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     if earlier is not None:
         earlier.kept.append((precision, layers))
     return layers
+
+
+def _run(replay: Replay, ranges: Ranges) -> float | None:
+    """Runs the exact replay, and returns its loss. Raises NotReplayedError where a layer of the step is not called."""
+    with ranges:
+        loss = replay.run()
+    if missed := replay.not_called():
+        raise NotReplayedError(f"{missed[0]} is not called when the network is called again: it draws other numbers")
+    return loss
 
 
 def _take_samples(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.clipping import USUAL_NORMS, factor_of_norm
+from mpcompare.numerals import short
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.check import listed
@@ -132,7 +133,9 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         because = f"the optimizer gets gradients times the loss scale {taken.scale:g} {where}: nobody divided them "
         yield Defect("gradient scaled", "", because + "by it")
     elif taken.scaled and taken.scale != 1 and not taken.unscaled and found.factor > 1 + SAME:
-        because = f"the optimizer gets gradients times {found.factor:.4g} {where}: they are clipped, and still scaled"
+        because = (
+            f"the optimizer gets gradients times {short(found.factor)} {where}: they are clipped, and still scaled"
+        )
         yield Defect("gradient scaled", "", because)
     elif taken.scaled and taken.scale != 1 and math.isclose(found.factor * taken.scale, 1, rel_tol=SAME):
         because = f"the gradients are divided by the loss scale {taken.scale:g} twice {where}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from mpcompare.numerals import short
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge.accumulation import wrong_sum
 from mpcompare.verdict.judge.check import Examined, listed
@@ -153,10 +154,10 @@ def _scaled(s: Symptoms) -> Explanation | None:
     if not factor:
         some = {name: s.errors[name] for name in s.failed if not s.vanishes(name)}
         if s.loss_is_right and (factor := _factor(some)):
-            return "gradient scaled", f"the gradients of {s.some} are {factor:.4g} times what they should be"
+            return "gradient scaled", f"the gradients of {s.some} are {short(factor)} times what they should be"
         return None
     if mistake := clip_mistake(factor, s.run, s.drive, s.step.own):
-        return "clip", f"every gradient is {factor:.4g} times what it should be{mistake}"
+        return "clip", f"every gradient is {short(factor)} times what it should be{mistake}"
     u, loss, exact = s.run.unit_roundoff, s.step.own.loss, s.step.own.exact_loss
     known = _known(factor, s)
     near = abs(factor - 1) < s.near
@@ -164,9 +165,9 @@ def _scaled(s: Symptoms) -> Explanation | None:
         because = f"every gradient is {factor:.6g} times what it should be"
         return "loss", f"{because}: another loss (smoothed labels?), or a mean over another number"
     if known or (s.loss_is_right and not near):  # gradients of another loss may be nearly proportional
-        return "gradient scaled", f"every gradient is {factor:.4g} times what it should be{known}"
+        return "gradient scaled", f"every gradient is {short(factor)} times what it should be{known}"
     if abs(factor - 1) > u and math.isclose(loss, factor * exact, rel_tol=u):
-        return "loss", f"the loss and every gradient are {factor:.4g} times what they should be: a wrong mean"
+        return "loss", f"the loss and every gradient are {short(factor)} times what they should be: a wrong mean"
     return None
 
 

@@ -98,6 +98,11 @@ class ForcedLayer:
         for name, p in self.module.named_parameters():
             fill(params[name], replay.weights.numbers(p, self._stored(name, call)), replay.operand)
 
+    def marks(self, params: Params) -> dict[str, tuple[int, float]]:
+        """Returns by parameter what is another thing once the layer's forward has written it. Torch's own write none."""
+        own = {} if is_torchs(self.module) else params
+        return {name: (p.data_ptr(), float(p.detach().abs().sum())) for name, p in own.items()}
+
     def note_in_fp32(self, name: str, full: str, terms: float, replay: Any) -> None:
         """Notes that a parameter, ``full`` in the network, is held in fp32, with the number of its gradient's terms."""
         if name == "weight" and not isinstance(self.module, (nn.Embedding, nn.EmbeddingBag)):
@@ -177,8 +182,10 @@ class Forced(torch.autograd.Function):
             if not any(call.passes):  # positions and masks are no quantities that a precision rounds
                 replay.passing("constant")
             replay.whose("forward", name)
+            marks = layer.marks(ctx.params)
             with torch.enable_grad():
                 ctx.results = layer.forward(ctx.values, ctx.params)
+            written = {name for name, mark in layer.marks(ctx.params).items() if mark != marks[name]}
             replay.whose("", name)
         for place, (recorded, y) in enumerate(zip(call.outputs, ctx.results, strict=False)):
             if is_real(recorded) and is_real(y):
@@ -196,7 +203,7 @@ class Forced(torch.autograd.Function):
         untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
         if layer is not None:
             if not in_backward():  # where a checkpoint makes the operands again, backward needs these
-                layer.free(ctx.values, ctx.params, call)
+                layer.free(ctx.values, {name: p for name, p in ctx.params.items() if name not in written}, call)
             ctx.mark_non_differentiable(*untracked)
             replay.whose("forward", "")
         ctx.results = [_end(y, layer is None) if is_real(y) else None for y in ctx.results]

@@ -1,4 +1,4 @@
-"""The weights between two updates: what the loop itself does with them."""
+"""The weights between the steps of an optimizer: what the loop itself does with them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.dtypes import dtype_name
+from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.call import HALF
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.check import listed
@@ -17,14 +18,20 @@ MANY = 16  # numbers: a few may be clamped to what they are in 16 bits
 
 def moved_between(taken: Sequence[Taken]) -> list[str]:
     """Returns the weights that the loop moves between two updates: it clamps them, or sets them to an average."""
-    return sorted({name for _, earlier, later in _in_turn(taken) for name in _moved(earlier, later)})
+    return sorted({name for _, earlier, later in _in_turn(taken) for name in _moved(earlier.after, later.before)})
+
+
+def moved_before(taken: Sequence[Taken]) -> list[str]:
+    """Returns the weights that move between a call of the network and the step: the loop adds noise to them for
+    backward alone, or decays them by hand, or forward writes them."""
+    return sorted({name for step in taken for name in _moved(step.called, step.before)})
 
 
 def of_rounded_weights(taken: Sequence[Taken]) -> Iterator[Defect]:
     """Yields weights in fp32 that the loop rounds to 16 bits after an update."""
     for number, earlier, later in _in_turn(taken):
         for half in HALF:
-            names = [n for n in _moved(earlier, later) if _is_rounded(earlier.after[n], later.before[n], half)]
+            names = [n for n in _moved(earlier.after, later.before) if _is_rounded(earlier.after[n], later.before[n], half)]
             numbers = sum(int((earlier.after[n] != later.before[n]).sum()) for n in names)
             if numbers >= MANY:
                 because = f"the loop rounds {listed(names)}, which are fp32, to {dtype_name(half)} before step {number}"
@@ -42,9 +49,8 @@ def _in_turn(taken: Sequence[Taken]) -> Iterator[tuple[int, Taken, Taken]]:
         last[step.optimizer] = step
 
 
-def _moved(earlier: Taken, later: Taken) -> list[str]:
-    both = ((name, earlier.after[name], w) for name, w in later.before.items() if name in earlier.after)
-    return [name for name, after, before in both if not same_bits(after, before)]
+def _moved(earlier: Params, later: Params) -> list[str]:
+    return [name for name, w in later.items() if name in earlier and not same_bits(earlier[name], w)]
 
 
 def _is_rounded(before: Tensor, after: Tensor, half: torch.dtype) -> bool:

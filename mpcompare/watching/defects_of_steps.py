@@ -17,7 +17,6 @@ from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Taken
 
 ADDS = ("add", "sub", "lerp")  # parts of the names of functions that add something to a gradient
-DECAYED = 0.9  # the least factor by which a loop may decay weights before a step
 LOST = 0.5  # the share of squares of gradients that are 0 from which a tensor does not train as it should
 
 
@@ -58,10 +57,6 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
     idle = [n for n in moved if n not in taken.given]
     if idle:
         yield Defect("unused parameter", idle[0], f"{listed(idle)} moved {where}, and had no gradient")
-    others = [n for n in taken.called if not _only_decayed(taken.called[n], taken.before[n])]
-    if others:
-        because = f"the gradients of step {number} were computed at other weights of {listed(others)} than it updates"
-        yield Defect("weights", others[0], because)
     if taken is next(each for each in look.taken if each.optimizer == taken.optimizer):
         yield from _counted(number, taken)
     yield from _lost_squares(number, taken)
@@ -74,17 +69,6 @@ def _changes(taken: Taken) -> str:
     """Returns what was done to gradients after backward, and where."""
     parts = [f"{part} at {line}" for part, line in taken.order if part not in ("backward", "unscale", "norm")]
     return ", ".join(parts) or "nobody saw how"
-
-
-def _only_decayed(before: Tensor, after: Tensor) -> bool:
-    """Returns whether a weight has the same bits, or all its numbers are smaller by one factor: a loop may decay
-    weights by hand before the step."""
-    if same_bits(before, after):
-        return True
-    one, other = before.double().flatten(), after.double().flatten()
-    factor = float(one @ other) / max(float(one @ one), 1e-300)
-    rounded = torch.finfo(before.dtype).eps * one.abs()
-    return DECAYED < factor < 1 and bool(((factor * one - other).abs() <= rounded).all())
 
 
 def _counted(number: int, taken: Taken) -> Iterator[Defect]:

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
-from mpcompare.watching.between import moved_between
+from mpcompare.watching.between import moved_before, moved_between
 from mpcompare.watching.clipping import clipping_of
 from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.expecting import NOT_SEEN, by_value, one
@@ -60,6 +60,7 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
     facts["optimizer"] = rules if len(look.attached.optimizers) > 1 else next(iter(rules.values()), None)
     facts["groups"] = _groups(taken)
     facts["moved_between_updates"] = moved_between(look.taken)
+    facts["moved_before_steps"] = moved_before(taken)
     if look.steps.scaler is None:
         facts["backwards_left_out"] = sum(s.given_up for s in seen)
     facts["updates_before"] = _updates_before(look.taken)

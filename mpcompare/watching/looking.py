@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from mpcompare.verdict.examine.forced.record import Hook, in_backward
+from mpcompare.verdict.examine.forced.record import Hook, in_backward, is_transformed
 from mpcompare.watching import own_functions, scalers
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.derivatives import Derivatives
@@ -145,8 +145,11 @@ class Look(TorchFunctionMode):
         if self._inside > 1 or in_backward():
             return
         self.sums.calls.count += 1
-        given = (args, kwargs)
-        self._called = self.guard(self.sums.calls.begin, part, module, given) if torch.is_grad_enabled() else None
+        given, self._called = (args, kwargs), None
+        if is_transformed():
+            self.sums.calls.hide("the network is called by a function of torch.func")
+        elif torch.is_grad_enabled():
+            self._called = self.guard(self.sums.calls.begin, part, module, given)
         self._left = self._is_on_top()
         if self._left:  # a compiler would look through a mode
             self.__exit__(None, None, None)
@@ -174,7 +177,7 @@ class Look(TorchFunctionMode):
 
     def _is_of_loop(self) -> bool:
         """Returns whether it is the loop's own code that calls a function."""
-        busy = self._inside or self.steps.step or self.guard.calls or own_functions.is_called()
+        busy = self._inside or self.steps.step or self.guard.calls or own_functions.is_called() or is_transformed()
         return self.on and not busy and not in_backward()
 
     def _own(self, function: type[Function], args: tuple[Any, ...]) -> own_functions.Ended | None:

@@ -211,8 +211,10 @@ class Recorder:
         return handles
 
     def called(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not self.record.hidden and torch._C._functorch.peek_interpreter_stack() is not None:
-            self.record.hidden = f"{name or 'the network'} is called by a function of torch.func"
+        if is_transformed():  # a part of the layer around it, where there is one
+            if not self.open and not self.record.hidden:
+                self.record.hidden = f"{name or 'the network'} is called by a function of torch.func"
+            return
         whole = self._is_whole(name)
         if self.open:
             self.open[-1] = None
@@ -235,7 +237,7 @@ class Recorder:
             self.before = {each: len(calls) for each, calls in self.record.calls.items()}
 
     def returned(self, name: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-        if torch.is_inference_mode_enabled():
+        if torch.is_inference_mode_enabled() or is_transformed():
             return result
         call = self.open.pop()
         if call is not None and not _hands_on(call, result):
@@ -320,6 +322,11 @@ def _within_norms(network: nn.Module) -> set[nn.Module]:
     within = {each for norm in norms for each in norm.modules() if each is not norm and not list(each.parameters())}
     others = set(network.modules()) - norms - within
     return within - {each for other in others for each in other.children()}
+
+
+def is_transformed() -> bool:
+    """Returns whether a function of torch.func calls us, such as ``vmap``: tensors have no numbers of their own."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def autocast_dtype() -> torch.dtype | None:

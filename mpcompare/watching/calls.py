@@ -39,11 +39,20 @@ class Calls:
         self.moves = 0  # how often the loop has moved the weights between two calls, without a step
         self.count = 0  # how often the network was called, with gradients or without
         self.training = True  # whether the network was in training mode
-        self.hidden = ""  # why the layers cannot be replayed; empty where they can
+        # why the layers cannot be replayed, each with the number of calls of the network when that was found
+        self._hidden: list[tuple[str, int]] = []
+        self._old = 0  # how many of these were found before the last backward, or the last step
+        self._retained: set[int] = set()  # the backward passes since the last step that leave their graph for others
 
     def hide(self, why: str) -> None:
         """Is told why the layers cannot be replayed."""
-        self.hidden = self.hidden or why
+        if (why, self.count) not in self._hidden:
+            self._hidden.append((why, self.count))
+
+    @property
+    def hidden(self) -> str:
+        """Why the layers cannot be replayed; empty where they can."""
+        return next((why for why, _ in self._hidden), "")
 
     def begin(self, part: str, module: nn.Module, given: Any) -> Called:
         """Begins a call of the network, or of the part of it that has this name."""
@@ -55,6 +64,8 @@ class Calls:
             self.weights = {name: self.spool.copy(p) for name, p in self.params.items()}
         self.moves, self._latest = self.moves + moved, now
         self.training = module.training
+        if any(id(p) not in self.names for p in self.network.parameters()):
+            self.hide("the network is called with other parameters than its own")
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
         inputs = {at: v for at, v in enumerate(tree_leaves(given)) if isinstance(v, Tensor) and v.requires_grad}
         slots = {at: self._given(v) for at, v in inputs.items()}
@@ -93,11 +104,17 @@ class Calls:
         calls = self.recorder.record.calls
         if compiled or not calls.get(OUTPUT):
             self.hide("the network is compiled" if compiled else "nobody saw the outputs of the network")
+        self.hide_recorded()
         called.layers = {name: own for name, each in calls.items() if (own := each[called.first.get(name, 0) :])}
         called.after = self.buffers()
         called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
         called.ends = [v.grad_fn._sequence_nr() for v in values if is_real(v) and v.grad_fn is not None]
         self.tape.events.append(called)
+
+    def hide_recorded(self) -> None:
+        """Takes up the reason that the recorder has found."""
+        if why := self.recorder.record.hidden:
+            self.hide(why)
 
     def made_within(self, tensor: Tensor) -> Slot | None:
         """Returns the slot of a value that the network has made within a call; None of any other value. The call keeps
@@ -123,11 +140,20 @@ class Calls:
         """Returns copies of the network's buffers."""
         return {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
 
-    def passed(self, root: Root) -> None:
-        """Is told that a backward has come to its end."""
-        root.passes = frozenset(self._passes)
+    def passed(self, retains: bool, root: Root | None = None) -> None:
+        """Is told that a backward has come to its end; without a root the loop asked for some gradients alone."""
+        passes = frozenset(self._passes)
         self._passes.clear()
-        self.tape.events.append(root)
+        self._retained |= passes if retains else set()
+        if root is not None:
+            root.passes = passes
+            self.tape.events.append(root)
+            self._old = len(self._hidden)
+
+    def concerns(self, root: Root, tensors: Sequence[Tensor]) -> bool:
+        """Returns whether a backward may come to the network."""
+        known = not of_the_network(self.tape.events).isdisjoint(root.slots)
+        return bool(root.hidden) or known or any(map(self.tape.depends, tensors))
 
     def roots(self) -> list[Root]:
         """Returns the backward passes."""
@@ -138,11 +164,14 @@ class Calls:
         return [event for event in self.tape.events if isinstance(event, Called)]
 
     def drop_used(self) -> None:
-        """Drops everything but the calls that no backward has come through."""
-        self.tape.drop_used()
-        calls, record = self.made(), Record(hidden=self.recorder.record.hidden)
+        """Drops everything but the calls that another backward may come through."""
+        self.tape.drop_used(self._retained)
+        calls, record = self.made(), Record()
+        first = min((called.number for called in calls), default=self.count + 1)
+        old = [(why, at) for why, at in self._hidden[: self._old] if first <= at]  # else what they are about is over
+        self._hidden, self._old = old + self._hidden[self._old :], len(old)
         if not calls:
-            self.noted.drawn, self.hidden, record.hidden = {}, "", ""
+            self.noted.drawn = {}
         record.drawn = self.noted.drawn
         for called in calls:
             _add(called, record)
@@ -155,7 +184,7 @@ class Calls:
         used = [event for event in events if isinstance(event, Called) and event.passes]
         for called in used:
             called.given = {at: v for at, v in called.given.items() if isinstance(v, Own) or v in own}
-        record = Record(defaultdict(list), self.noted.drawn, self.recorder.record.hidden)
+        record = Record(defaultdict(list), self.noted.drawn)
         tape = [event for event in events if isinstance(event, (Op, Root)) or event in used]
         try:
             tape = _one_call_each(tape)
@@ -175,6 +204,11 @@ class Calls:
     def moved_on(self) -> None:
         """Is told that a step has moved the weights."""
         self.weights, self.called, self._latest = None, {}, {}
+        self._retained.clear()
+
+    def stepped(self) -> None:
+        """Is told that a step was taken, or skipped."""
+        self._old = len(self._hidden)
 
 
 def _add(called: Called, record: Record) -> None:
@@ -195,8 +229,6 @@ def _one_call_each(tape: Sequence[Event]) -> list[Event]:
         for called in tape
         if isinstance(called, Called)
     }
-    if all(len(roots) < 2 for roots in through.values()):
-        return list(tape)
     made: list[Event] = []
     for place, event in enumerate(tape):
         if isinstance(event, Called):

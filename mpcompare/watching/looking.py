@@ -191,7 +191,8 @@ class Look(TorchFunctionMode):
         """Is told of a function that is called next, and returns what is to be told of its result."""
         if func in BACKWARD:
             self.steps.unscaled = False
-            return partial(self.sums.passed, self.sums.backward(args, kwargs))
+            root = self.sums.backward(args, kwargs)
+            return partial(self.sums.passed, root) if root is not None else None
         if self.sums.places or func in CLIPPING:
             self.sums.touched(func, args)
         if not torch.is_grad_enabled():
@@ -200,8 +201,7 @@ class Look(TorchFunctionMode):
             self.sums.calls.hide("hooks of the loop may change gradients above the network")
             return None
         if func is torch.autograd.grad:
-            self.sums.calls.hide("the loop asks for gradients by torch.autograd.grad")
-            return None
+            return self.sums.asks(args, kwargs)
         begun = self.sums.calls.tape.begin(func, args, kwargs, self.steps.scaling)
         return partial(self.sums.calls.tape.end, *begun) if begun is not None else None
 

@@ -6,7 +6,7 @@ nobody, and loops clear their gradients before, between and after.
 
 import math
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from traceback import walk_stack
 from typing import Any
 
@@ -52,23 +52,34 @@ class Sums:
         self._stale: list[str] = []
         self._read = False  # whether the loop has read gradients since the last backward, but for clipping them
 
-    def backward(self, args: Any, kwargs: Any) -> Root:
-        """Returns where a ``backward`` begins that is called next."""
+    def backward(self, args: Any, kwargs: Any) -> Root | None:
+        """Returns where a ``backward`` begins that is called next; None where it does not come to the network."""
         first = args[0] if args else kwargs.get("tensors")
         tensors = list(first) if isinstance(first, (list, tuple)) else [first]
-        gradient = args[1] if len(args) > 1 else kwargs.get("gradient", kwargs.get("grad_tensors"))
+        gradient = _given(args, kwargs, 1, "gradient" if "gradient" in kwargs else "grad_tensors")
         gradients = list(gradient) if isinstance(gradient, (list, tuple)) else [gradient] * len(tensors)
         root = self.calls.tape.root(tensors, gradients, line_of_user())
+        if not self.calls.concerns(root, tensors):
+            return None
+        root.retains = bool(_given(args, kwargs, 2, "retain_graph") or _given(args, kwargs, 3, "create_graph"))
         if root.on_inner and root.hidden:
             self.calls.hide(f"a loss depends on {root.hidden} within the network, which it does not return")
-        if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
+        if _given(args, kwargs, 3, "create_graph"):
             self.calls.hide("a backward is differentiated again")
         self._begin(root)
         return root
 
+    def asks(self, args: Any, kwargs: Any) -> Callable[[Any], None]:
+        """Is told of ``torch.autograd.grad`` before it is called, and returns what is to be told of its result."""
+        again = bool(_given(args, kwargs, 4, "create_graph"))
+        if again:
+            self.calls.hide("the loop asks for gradients by torch.autograd.grad, to differentiate them again")
+        retains = again or bool(_given(args, kwargs, 3, "retain_graph"))
+        return lambda _: self.calls.passed(retains)
+
     def passed(self, root: Root, _: Any) -> None:
         """Is told that ``backward`` has come to its end."""
-        self.calls.passed(root)
+        self.calls.passed(root.retains, root)
         grads = {name: self.params[name].grad for name in self.attached.owned()}
         self._left = {name: g for name, g in grads.items() if g is not None}
         self._versions = {name: g._version for name, g in self._left.items()}
@@ -199,7 +210,7 @@ class Sums:
             stale=stale,
             dropped=self._dropped,
             given_up=self._given_up,
-            hidden=self.calls.hidden or record.hidden or ("" if used else "no call of the network was seen"),
+            hidden=self.calls.hidden or ("" if used else "no call of the network was seen"),
             training=self.calls.training,
             owned=self.attached.owned() - others,
             hooked={n for n, p in self.params.items() if p._backward_hooks or hooks_after(p)},
@@ -213,6 +224,7 @@ class Sums:
         """Is told that a step was taken, or skipped."""
         self._clips = self.asked is not None
         self.used, self.order, self.asked, self.outside = self.backwards, [], None, {}
+        self.calls.stepped()
         if not skipped:
             self.calls.moved_on()
 
@@ -220,6 +232,10 @@ class Sums:
         """Lets go of everything that only the next step would need."""
         self._left, self.places, self._kept, self._closed = {}, {}, None, None
         self.calls.moved_on()
+
+
+def _given(args: Any, kwargs: Any, place: int, name: str) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name)
 
 
 def hooks_after(p: Tensor) -> bool:

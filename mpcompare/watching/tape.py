@@ -5,7 +5,7 @@ network. Each function of torch is noted with what it was given, so that a repla
 """
 
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from traceback import walk_stack
 from typing import Any
@@ -151,6 +151,7 @@ class Root:
     on_inner: bool = False  # whether it depends on inner values of the network, and not on its outputs alone
     # the numbers of its backward passes: a reentrant checkpoint has one of its own
     passes: frozenset[int] = frozenset()
+    retains: bool = False  # whether another backward may come through the same graph
 
 
 Event = Called | Op | Root
@@ -275,9 +276,13 @@ class Tape:
             hidden.append(str(tensor.grad_fn.name()) if tensor.grad_fn else "a function")
         return self.copy(tensor)
 
-    def drop_used(self) -> None:
-        """Drops everything but the calls that no backward has come through, and what may depend on them."""
-        kept = [e for e in self.events if isinstance(e, Called) and not e.passes]
+    def drop_used(self, retained: Set[int]) -> None:
+        """Drops everything but the calls that another backward may come through, and what may depend on them.
+
+        Args:
+            retained: the backward passes that leave the graph for others.
+        """
+        kept = [e for e in self.events if isinstance(e, Called) and e.passes <= retained]
         if not kept:
             self.events = []
             return

@@ -99,7 +99,7 @@ class ForcedLayer:
             fill(params[name], replay.weights.numbers(p, self._stored(name, call)), replay.operand)
 
     def marks(self, params: Params) -> dict[str, tuple[int, float]]:
-        """Returns by parameter what is another thing once the layer's forward has written it. Torch's own write none."""
+        """Returns by parameter what changes where the layer's forward writes it. Torch's own layers write none."""
         own = {} if is_torchs(self.module) else params
         return {name: (p.data_ptr(), float(p.detach().abs().sum())) for name, p in own.items()}
 

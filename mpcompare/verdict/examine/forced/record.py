@@ -211,9 +211,8 @@ class Recorder:
         return handles
 
     def called(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if is_transformed():  # a part of the layer around it, where there is one
-            if not self.open and not self.record.hidden:
-                self.record.hidden = f"{name or 'the network'} is called by a function of torch.func"
+        if is_transformed():
+            self.record.hidden = self.record.hidden or f"{name or 'the network'} is called by a function of torch.func"
             return
         whole = self._is_whole(name)
         if self.open:

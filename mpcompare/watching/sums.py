@@ -49,7 +49,9 @@ class Sums:
         self._versions: dict[str, int] = {}  # how often each had been written to
         self._kept: Params | None = None  # copies of them, as they were before anything changed them
         self._closed: Sum | None = None
-        self._stale: list[str] = []
+        self._stale: list[str] = []  # the parameters whose gradients hold those of the update before, too
+        self._meant: set[str] = set()  # those of them that the loop has changed since, as a momentum by hand does
+        self._stepped: dict[str, int] = {}  # how often each gradient had been written to at the last step
         self._read = False  # whether the loop has read gradients since the last backward, but for clipping them
 
     def backward(self, args: Any, kwargs: Any) -> Root | None:
@@ -110,6 +112,7 @@ class Sums:
             self._fresh()
         elif self.used == self.backwards - 1 and self.used:
             self._stale = kept
+            self._meant = {n for n in kept if self._versions_now().get(n) != self._stepped.get(n)}
             self._fresh()
         elif any(n in self._left for n in empty):
             self.calls.hide("the gradients of some parameters were cleared, and others were not")
@@ -147,7 +150,7 @@ class Sums:
             return
         if name in NORMS:
             part = "norm"
-        elif (name.endswith("_") and not name.endswith("__")) or name == "__setitem__":
+        elif (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__"):
             part = "unscale" if name == UNSCALE else name.strip("_")
         else:
             self._read |= any(isinstance(t, Tensor) and _place(t) in self.places for t in tree_leaves(args))
@@ -168,6 +171,10 @@ class Sums:
             entry = (part, line_of_user())
             if self.order[-1:] != [entry]:
                 self.order.append(entry)
+
+    def _versions_now(self) -> dict[str, int]:
+        """Returns by parameter how often its gradient has been written to."""
+        return {name: p.grad._version for name, p in self.params.items() if p.grad is not None}
 
     def _is_late(self, asked: tuple[float, float]) -> bool:
         """Returns whether torch's function clips gradients after the step that used them. They were not clipped before,
@@ -196,6 +203,7 @@ class Sums:
         self.kept_bad = ""  # a step uses them
         record, tape, used = self.calls.of_sum()
         stale, others = [n for n in self._stale if n in names], {n for n in self._stale if n not in names}
+        forgotten = [n for n in stale if n not in self._meant]
         if stale:
             self.calls.hide("the gradients of the update before are still in them")
         if any(called.moves < self.calls.moves for called in used):
@@ -207,7 +215,7 @@ class Sums:
             weights=self.calls.weights or {},
             first=used[0] if used else None,
             buffers_after=used[-1].after if used and used[-1].number < self.calls.count else self.calls.buffers(),
-            stale=stale,
+            stale=forgotten,
             dropped=self._dropped,
             given_up=self._given_up,
             hidden=self.calls.hidden or ("" if used else "no call of the network was seen"),
@@ -222,7 +230,7 @@ class Sums:
 
     def stepped(self, skipped: bool) -> None:
         """Is told that a step was taken, or skipped."""
-        self._clips = self.asked is not None
+        self._clips, self._stepped = self.asked is not None, self._versions_now()
         self.used, self.order, self.asked, self.outside = self.backwards, [], None, {}
         self.calls.stepped()
         if not skipped:

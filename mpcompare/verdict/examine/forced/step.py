@@ -111,7 +111,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     layers = replace(
         layers,
         loss_noise=errors.loss_noise,
-        places=_worst({point: _place(errors, point) for point in points}),
+        places=_worst({point: _place(errors, point, _stored_in(recorded, point)) for point in points}),
         rounding={name: _of_gradient(errors, replay, precision.unit_roundoff, name) for name in replay.sums.sources},
         digits=digits_of(replay, recorded.loss, errors.norms(), errors.rounding, ranges) if precision.is_16_bit else {},
     )
@@ -236,10 +236,18 @@ def _of_gradient(errors: Errors, replay: Replay, u: float, name: str) -> Roundin
     return replace(rounding, error=part * rounding.error, along=part * (rounding.along or 0.0), zeros=0.0)
 
 
-def _place(errors: Errors, point: Point) -> PlaceError:
+def _place(errors: Errors, point: Point, u: float) -> PlaceError:
     error, norm, _ = errors.errors[point]
     rounding = errors.rounding(point)
-    return PlaceError(error, norm, rounding.error, rounding.dimensions, rounding.samples, rounding.terms)
+    made = max(rounding.error, u * norm)
+    return PlaceError(error, norm, made, rounding.dimensions, rounding.samples, rounding.terms)
+
+
+def _stored_in(recorded: Recorded, point: Point) -> float:
+    """Returns the unit roundoff of a buffer that is kept in 16 bits, such as a queue of keys: the network casts what it
+    keeps there. It is 0 at any other point."""
+    b = recorded.buffers.get(point.layer) if point.kind == "buffer" else None
+    return torch.finfo(b.dtype).eps / 2 if b is not None and b.dtype in HALF else 0.0
 
 
 def _worst(places: Mapping[Point, PlaceError]) -> dict[str, PlaceError]:

@@ -17,6 +17,7 @@ from mpcompare.verdict.examine.forced.record import OUTPUT, Record, Recorder, au
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.watching.attributes import attribute_of, attributes_of
 from mpcompare.watching.guard import Guard
+from mpcompare.watching.reasons import Reasons
 from mpcompare.watching.spool import Spool
 from mpcompare.watching.tape import Called, Event, Inner, Op, Own, Root, Slot, Tape, needed, of_the_network
 
@@ -39,20 +40,12 @@ class Calls:
         self.moves = 0  # how often the loop has moved the weights between two calls, without a step
         self.count = 0  # how often the network was called, with gradients or without
         self.training = True  # whether the network was in training mode
-        # why the layers cannot be replayed, each with the number of calls of the network when that was found
-        self._hidden: list[tuple[str, int]] = []
-        self._old = 0  # how many of these were found before the last backward, or the last step
+        self.reasons = Reasons()  # for which the layers cannot be replayed
         self._retained: set[int] = set()  # the backward passes since the last step that leave their graph for others
 
     def hide(self, why: str) -> None:
         """Is told why the layers cannot be replayed."""
-        if (why, self.count) not in self._hidden:
-            self._hidden.append((why, self.count))
-
-    @property
-    def hidden(self) -> str:
-        """Why the layers cannot be replayed; empty where they can."""
-        return next((why for why, _ in self._hidden), "")
+        self.reasons.add(why, self.count)
 
     def begin(self, part: str, module: nn.Module, given: Any) -> Called:
         """Begins a call of the network, or of the part of it that has this name."""
@@ -104,17 +97,13 @@ class Calls:
         calls = self.recorder.record.calls
         if compiled or not calls.get(OUTPUT):
             self.hide("the network is compiled" if compiled else "nobody saw the outputs of the network")
-        self.hide_recorded()
+        if why := self.recorder.record.hidden:
+            self.hide(why)
         called.layers = {name: own for name, each in calls.items() if (own := each[called.first.get(name, 0) :])}
         called.after = self.buffers()
         called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
         called.ends = [v.grad_fn._sequence_nr() for v in values if is_real(v) and v.grad_fn is not None]
         self.tape.events.append(called)
-
-    def hide_recorded(self) -> None:
-        """Takes up the reason that the recorder has found."""
-        if why := self.recorder.record.hidden:
-            self.hide(why)
 
     def made_within(self, tensor: Tensor) -> Slot | None:
         """Returns the slot of a value that the network has made within a call; None of any other value. The call keeps
@@ -148,7 +137,7 @@ class Calls:
         if root is not None:
             root.passes = passes
             self.tape.events.append(root)
-            self._old = len(self._hidden)
+            self.reasons.age()
 
     def concerns(self, root: Root, tensors: Sequence[Tensor]) -> bool:
         """Returns whether a backward may come to the network."""
@@ -167,9 +156,7 @@ class Calls:
         """Drops everything but the calls that another backward may come through."""
         self.tape.drop_used(self._retained)
         calls, record = self.made(), Record()
-        first = min((called.number for called in calls), default=self.count + 1)
-        old = [(why, at) for why, at in self._hidden[: self._old] if first <= at]  # else what they are about is over
-        self._hidden, self._old = old + self._hidden[self._old :], len(old)
+        self.reasons.drop(min((called.number for called in calls), default=self.count + 1))
         if not calls:
             self.noted.drawn = {}
         record.drawn = self.noted.drawn
@@ -205,10 +192,6 @@ class Calls:
         """Is told that a step has moved the weights."""
         self.weights, self.called, self._latest = None, {}, {}
         self._retained.clear()
-
-    def stepped(self) -> None:
-        """Is told that a step was taken, or skipped."""
-        self._old = len(self._hidden)
 
 
 def _add(called: Called, record: Record) -> None:

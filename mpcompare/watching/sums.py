@@ -112,7 +112,8 @@ class Sums:
             self._fresh()
         elif self.used == self.backwards - 1 and self.used:
             self._stale = kept
-            self._meant = {n for n in kept if self._versions_now().get(n) != self._stepped.get(n)}
+            self._meant = {n for n in kept if self.params[n].grad is not self._left.get(n)}
+            self._meant |= {n for n, version in self._versions_now().items() if version != self._stepped.get(n)}
             self._fresh()
         elif any(n in self._left for n in empty):
             self.calls.hide("the gradients of some parameters were cleared, and others were not")
@@ -218,7 +219,7 @@ class Sums:
             stale=forgotten,
             dropped=self._dropped,
             given_up=self._given_up,
-            hidden=self.calls.hidden or ("" if used else "no call of the network was seen"),
+            hidden=self.calls.reasons.first or ("" if used else "no call of the network was seen"),
             training=self.calls.training,
             owned=self.attached.owned() - others,
             hooked={n for n, p in self.params.items() if p._backward_hooks or hooks_after(p)},
@@ -232,7 +233,7 @@ class Sums:
         """Is told that a step was taken, or skipped."""
         self._clips, self._stepped = self.asked is not None, self._versions_now()
         self.used, self.order, self.asked, self.outside = self.backwards, [], None, {}
-        self.calls.stepped()
+        self.calls.reasons.age()
         if not skipped:
             self.calls.moved_on()
 

@@ -291,11 +291,215 @@ class PseudoLabels(Trained):
         self.looked_at(model, torch.ones(4, 8))
 
 
+class NoisyForBackward(Trained):
+    """Noise is in the weights while gradients are computed (Graves, "Practical variational inference", 2011)."""
+
+    def loss(self, model, x, y, number):
+        self.kept = [p.detach().clone() for p in model.parameters()]
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p), alpha=0.01)
+        return super().loss(model, x, y, number)
+
+    def before_step(self, model):
+        with torch.no_grad():
+            for p, kept in zip(model.parameters(), self.kept, strict=True):
+                p.copy_(kept)
+
+
+class Bounded(nn.Linear):
+    """Its forward writes its weight: by ``data``, as EEGNet bounds norms, or in place, as EDM2 normalizes."""
+
+    def __init__(self, inputs, outputs, in_place):
+        super().__init__(inputs, outputs)
+        self.in_place = in_place
+
+    def forward(self, x):
+        if self.in_place:
+            with torch.no_grad():
+                self.weight.copy_(F.normalize(self.weight, dim=1))
+        else:
+            self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.5)
+        return super().forward(x)
+
+
+class WrittenInForward(Trained):
+    def make(self):
+        return nn.Sequential(Bounded(8, 16, False), nn.GELU(), Bounded(16, 16, True), nn.GELU(), nn.Linear(16, 5))
+
+
+class Attacked(Trained):
+    """The network sees inputs moved along the sign of their gradient (Goodfellow et al., arXiv 1412.6572)."""
+
+    def loss(self, model, x, y, number):
+        moved = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(super().loss(model, moved, y, number), moved)
+        return super().loss(model, x + 0.03 * slope.sign(), y, number)
+
+
+class PenaltyOfSlopes(Trained):
+    not_examined = ("to differentiate them again",)
+
+    def loss(self, model, x, y, number):
+        x.requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).float().square().sum(), x, create_graph=True)
+        return super().loss(model, x, y, number) + slope.square().mean()
+
+
+class FastWeights(Trained):
+    """Weights that are one step ahead (first-order MAML, Finn et al., arXiv 1703.03400)."""
+
+    not_examined = ("the network is called with other parameters than its own",)
+
+    def loss(self, model, x, y, number):
+        own = dict(model.named_parameters())
+        slopes = torch.autograd.grad(super().loss(model, -x, y, number), list(own.values()))
+        fast = {name: p - 0.1 * g for (name, p), g in zip(own.items(), slopes, strict=True)}
+        return F.cross_entropy(torch.func.functional_call(model, fast, (x,)).float(), y)
+
+
+class LossOfEach(Trained):
+    not_examined = ("of which no function of torch was seen",)
+
+    def loss(self, model, x, y, number):
+        return torch.vmap(lambda z, k: z.logsumexp(0) - z.gather(0, k[None]).squeeze(0))(model(x).float(), y).mean()
+
+
+class SlopeOfEach(Trained):
+    not_examined = ("the network is called by a function of torch.func",)
+
+    def loss(self, model, x, y, number):
+        slopes = torch.vmap(torch.func.grad(lambda v: model(v).float().square().sum()))(x)
+        return super().loss(model, x, y, number) + slopes.square().mean()
+
+
+class Temperature(Trained):
+    """A number that is no part of the network is trained by itself, as in soft actor-critic."""
+
+    def between(self, model, number):
+        if not number:
+            self.log = torch.zeros(1, requires_grad=True)
+        with torch.no_grad():
+            size = model(torch.ones(4, 8)).float().abs().mean()
+        (self.log * size).sum().backward()
+
+
+class Amplified(Trained):
+    """An average of earlier gradients is added to each (Lee et al., arXiv 2405.20233)."""
+
+    def before_step(self, model):
+        for p in model.parameters():
+            p.average = 0.9 * getattr(p, "average", p.grad.data) + 0.1 * p.grad.data
+            p.grad.data = p.grad.data + 2 * p.average
+
+
+class MomentumByHand(Trained):
+    """Nine tenths of the gradients stay for the next update."""
+
+    not_examined = ("the gradients of the update before are still in them",)
+
+    def backward(self, loss, model):
+        for p in model.parameters():
+            p.grad = getattr(p, "kept", None)
+        loss.backward()
+
+    def between(self, model, number):
+        for p in model.parameters():
+            p.kept = p.grad.mul_(0.9)
+
+
+class LearnedStep(torch.autograd.Function):
+    """A rounding to a grid whose step is learned (Esser et al., arXiv 1902.08153)."""
+
+    @staticmethod
+    def forward(ctx, w, step):
+        ctx.save_for_backward(w, step)
+        return (w / step).round().clamp(-8, 7) * step
+
+    @staticmethod
+    def backward(ctx, gradient):
+        w, step = ctx.saved_tensors
+        whole = (w / step).round().clamp(-8, 7)
+        return gradient, 0.1 * (gradient * (whole - w / step)).sum()
+
+
+class Quantized(Trained):
+    def make(self):
+        class OnAGrid(nn.Linear):
+            def __init__(self, inputs, outputs):
+                super().__init__(inputs, outputs)
+                self.step = nn.Parameter(torch.tensor(0.05))
+
+            def forward(self, x):
+                return F.linear(x, LearnedStep.apply(self.weight, self.step), self.bias)
+
+        return nn.Sequential(OnAGrid(8, 16), nn.GELU(), OnAGrid(16, 5))
+
+
+class Queue(nn.Module):
+    """Keys of earlier batches, kept in bf16, are compared with those of this one (He et al., arXiv 1911.05722)."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = plain(), plain().requires_grad_(False)
+        self.register_buffer("queue", F.normalize(torch.randn(64, 5)).bfloat16())
+
+    def forward(self, x):
+        query = F.normalize(self.query(x))
+        with torch.no_grad():
+            key = F.normalize(self.key(x + 0.1))
+        scores = torch.cat([(query * key).sum(1, keepdim=True), query @ self.queue.float().t()], 1)
+        with torch.no_grad():
+            self.queue[: len(key)] = key.to(self.queue.dtype)
+        return scores / 0.2
+
+
+class KeysIn16Bits(Trained):
+    def make(self):
+        return Queue()
+
+    def loss(self, model, x, y, number):
+        with torch.autocast("cpu", enabled=False):
+            return F.cross_entropy(model(x), torch.zeros_like(y))
+
+
+class Balanced(Trained):
+    """An equilibrium, whose hook goes back through one call of the network again and again (Bai et al., arXiv
+    1909.01377)."""
+
+    not_examined = ("one backward comes to inner several times",)
+
+    def make(self):
+        class Equilibrium(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.given, self.inner, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+
+            def forward(self, x):
+                x = self.given(x).float()
+                z = torch.tanh(x)
+                start = z.detach().requires_grad_()
+                end = torch.tanh(0.5 * self.inner(start).float() + x.detach())
+
+                def back(g):
+                    for _ in range(3):
+                        g = g + torch.autograd.grad(end, start, g, retain_graph=True)[0]
+                    return g
+
+                z.register_hook(back)
+                return self.last(z)
+
+        return Equilibrium()
+
+
+SLOW = [PenaltyOfSlopes, FastWeights, SlopeOfEach, Amplified, Quantized, Balanced, CompiledLoss]
 LOOPS = [Annealed, Unfrozen, AuxiliaryLoss, KeptOutside, Features, ClippedByHooks, HookOnAnOutput, LastLayerCleared,
-         DecayedByHand, SetByHand, LoggedBefore, NearACopy, FastTeacher, Discriminated, PseudoLabels]  # fmt: skip
+         DecayedByHand, SetByHand, LoggedBefore, NearACopy, FastTeacher, Discriminated, PseudoLabels,
+         NoisyForBackward, WrittenInForward, Attacked, LossOfEach, Temperature, MomentumByHand,
+         KeysIn16Bits]  # fmt: skip
 
 
-@pytest.mark.parametrize("loop", [*LOOPS, pytest.param(CompiledLoss, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loop", [*LOOPS, *(pytest.param(loop, marks=pytest.mark.slow) for loop in SLOW)])
 def test_a_right_loop_has_no_defect_and_trains_as_without_the_watch(loop):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the compiler

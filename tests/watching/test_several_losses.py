@@ -145,3 +145,34 @@ def test_a_call_whose_gradients_are_asked_for_and_another_with_two_passes():
         optimizer.step()
     assert (seen.defects, seen.not_examined) == ([], [])
     assert all(seen.sight.layers.values())
+
+
+def surgery(wrong: bool):
+    """Returns the watch of a loop that keeps the gradients of each loss, and clears them before the next one (Yu et
+    al., arXiv 2001.06782)."""
+    torch.manual_seed(0)
+    model, scaler = body(), torch.amp.GradScaler("cpu", init_scale=1024)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            x, y = torch.randn(32, 8), torch.randint(4, (32,))
+            with torch.autocast("cpu", dtype=torch.float16):
+                output = model(x)
+                losses = [left(output, y, model), right(Doubled.apply(output) if wrong else output, y, model)]
+            kept = []
+            for loss in losses:
+                optimizer.zero_grad()
+                scaler.scale(loss).backward(retain_graph=True)
+                kept.append([p.grad.clone() for p in model.parameters()])
+            for p, one, other in zip(model.parameters(), *kept, strict=True):
+                p.grad = (one + other) / 2
+            scaler.step(optimizer)
+            scaler.update()
+    return seen
+
+
+def test_gradients_that_are_cleared_between_passes_through_one_call():
+    seen = surgery(wrong=False)
+    assert (seen.defects, seen.not_examined) == ([], []), str(seen)
+    assert all(seen.sight.layers.values())
+    assert {defect.cause for defect in surgery(wrong=True).defects} == {"loss"}

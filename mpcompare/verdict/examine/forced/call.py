@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.forced.random_numbers import OtherPathError
+from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
 from mpcompare.verdict.examine.forced.record import Call, in_backward, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
 from mpcompare.verdict.examine.oracle import MULTIPLY
@@ -213,6 +213,8 @@ class Forced(torch.autograd.Function):
     def backward(ctx: Any, *arriving: Any):  # type: ignore[no-untyped-def]
         replay, call, layer = ctx.at.replay, ctx.at.call, ctx.at.layer
         replay.whose("", ctx.at.name)
+        if ctx.results is None:
+            raise NotReplayedError(f"one backward comes to {ctx.at.name or 'the network'} several times")
         exact = [None if g is None else replay._unscaled(g) for g in arriving]
         if layer is None:
             replay.comes_to(call, exact)

@@ -1,5 +1,6 @@
 """The calls of the network in a sum of gradients that is under way, and what the loop computes of their outputs."""
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -102,7 +103,12 @@ class Calls:
         called.layers = {name: own for name, each in calls.items() if (own := each[called.first.get(name, 0) :])}
         called.after = self.buffers()
         called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
-        called.ends = [v.grad_fn._sequence_nr() for v in values if is_real(v) and v.grad_fn is not None]
+        nodes = [v.grad_fn for v in values if is_real(v) and v.grad_fn is not None]
+        called.ends = [node._sequence_nr() for node in nodes]
+        if nodes:  # else it returns a parameter
+            called.graph = weakref.ref(life := _Life())
+            for node in nodes:
+                node.register_prehook(life)
         self.tape.events.append(called)
 
     def made_within(self, tensor: Tensor) -> Slot | None:
@@ -244,6 +250,13 @@ def _of_calls(calls: Sequence[Called], tape: Sequence[Event]) -> list[Op]:
             slots |= {slot for slot in event.results if slot is not None}
             found.append(event)
     return found
+
+
+class _Life:
+    """A hook of autograd's graph that does nothing. It lives as long as the graph."""
+
+    def __call__(self, gradients: Any) -> None:
+        pass
 
 
 class _Noted(Noted):

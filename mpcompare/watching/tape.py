@@ -83,6 +83,8 @@ class Called:
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
     inner: list[Inner] = field(default_factory=list)
     only: frozenset[int] | None = None  # the backward passes whose gradients a replay takes; None: all
+    # is None when the graph of its outputs is gone, as that of an image which a loop detaches
+    graph: Callable[[], object | None] = lambda: True
 
     @property
     def passes(self) -> frozenset[int]:
@@ -282,7 +284,7 @@ class Tape:
         Args:
             retained: the backward passes that leave the graph for others.
         """
-        kept = [e for e in self.events if isinstance(e, Called) and e.passes <= retained]
+        kept = [e for e in self.events if isinstance(e, Called) and e.passes <= retained and e.graph() is not None]
         if not kept:
             self.events = []
             return

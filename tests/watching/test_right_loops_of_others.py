@@ -477,7 +477,7 @@ class Balanced(Trained):
 
             def forward(self, x):
                 x = self.given(x).float()
-                z = torch.tanh(x)
+                z = torch.tanh(0.5 * self.inner(torch.tanh(x)).float() + x)
                 start = z.detach().requires_grad_()
                 end = torch.tanh(0.5 * self.inner(start).float() + x.detach())
 

@@ -213,13 +213,13 @@ class Forced(torch.autograd.Function):
     def backward(ctx: Any, *arriving: Any):  # type: ignore[no-untyped-def]
         replay, call, layer = ctx.at.replay, ctx.at.call, ctx.at.layer
         replay.whose("", ctx.at.name)
-        if ctx.results is None:
-            raise NotReplayedError(f"one backward comes to {ctx.at.name or 'the network'} several times")
         exact = [None if g is None else replay._unscaled(g) for g in arriving]
         if layer is None:
             replay.comes_to(call, exact)
         elif ctx.at.name in replay.known:
             return (None,) * 2 + replay.known.backward(ctx.at, exact[0])
+        if ctx.results is None:
+            raise NotReplayedError(f"one backward comes to {ctx.at.name or 'the network'} several times")
         ends, grads = [], []
         for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
             if end is None or (g is None and recorded is None):

@@ -224,10 +224,10 @@ def _one_call_each(tape: Sequence[Event]) -> list[Event]:
             first = next(iter(through[id(event)]), None)  # None: torch.autograd.grad asked for its gradients
             made.append(event if first is None else replace(event, only=first.passes))
         elif isinstance(event, Root):
-            again = [c for c in tape[:place] if isinstance(c, Called) and event in through[id(c)][1:]]
-            played = [*again, *_of_calls(again, tape[: place + 1])]
-            both = [each for each in tape[:place] if each in played]
-            made += [replace(each, only=event.passes) if isinstance(each, Called) else each for each in both]
+            if again := [c for c in tape[:place] if isinstance(c, Called) and event in through[id(c)][1:]]:
+                played = [*again, *_of_calls(again, tape[: place + 1])]
+                both = [each for each in tape[:place] if each in played]
+                made += [replace(each, only=event.passes) if isinstance(each, Called) else each for each in both]
             made.append(event)
         else:
             made.append(event)

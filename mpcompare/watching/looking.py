@@ -193,6 +193,8 @@ class Look(TorchFunctionMode):
             self.steps.unscaled = False
             root = self.sums.backward(args, kwargs)
             return partial(self.sums.passed, root) if root is not None else None
+        if func is torch.autograd.grad:
+            return self.sums.asks(args, kwargs)
         if self.sums.places or func in CLIPPING:
             self.sums.touched(func, args)
         if not torch.is_grad_enabled():
@@ -200,8 +202,6 @@ class Look(TorchFunctionMode):
         if func is Tensor.register_hook and not args[0].is_leaf:
             self.sums.calls.hide("hooks of the loop may change gradients above the network")
             return None
-        if func is torch.autograd.grad:
-            return self.sums.asks(args, kwargs)
         begun = self.sums.calls.tape.begin(func, args, kwargs, self.steps.scaling)
         return partial(self.sums.calls.tape.end, *begun) if begun is not None else None
 

@@ -208,7 +208,7 @@ class Sums:
         if stale:
             self.calls.hide("the gradients of the update before are still in them")
         if any(called.moves < self.calls.moves for called in used):
-            self.calls.hide("the loop moves the weights between the calls of the network")
+            self.calls.hide("the weights move between the calls of the network")
         self._closed = Sum(
             record=record,
             tape=tape,

@@ -261,7 +261,9 @@ def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module
     at = at or seen
     assert seen.first is not None
     assert at.first is not None
-    params = {n: p for n, p in network.named_parameters() if n in at.weights}
+    params = dict(network.named_parameters())
+    if params.keys() != at.weights.keys():
+        raise NotReplayedError("the network has got other layers or weights since")
     trained = {n: n in seen.first.trained and n in seen.owned for n in params}
     copied = copy_of(network, {id(p): nn.Parameter(at.weights[n], trained[n]) for n, p in params.items()})
     set_attributes(copied, seen.first.attributes)

@@ -54,6 +54,10 @@ class Sums:
         self._stepped: dict[str, int] = {}  # how often each gradient had been written to at the last step
         self._read = False  # whether the loop has read gradients since the last backward, but for clipping them
 
+    def owned(self) -> set[str]:
+        """Returns the names of the parameters that the optimizers have, but for those that came after the look began."""
+        return self.attached.owned() & self.params.keys()
+
     def backward(self, args: Any, kwargs: Any) -> Root | None:
         """Returns where a ``backward`` begins that is called next; None where it does not come to the network."""
         first = args[0] if args else kwargs.get("tensors")
@@ -68,6 +72,8 @@ class Sums:
             self.calls.hide(f"a loss depends on {root.hidden} within the network, which it does not return")
         if _given(args, kwargs, 3, "create_graph"):
             self.calls.hide("a backward is differentiated again")
+        if kwargs.get("inputs") is not None:
+            self.calls.hide("a backward is asked for the gradients of some tensors alone")
         self._begin(root)
         return root
 
@@ -82,7 +88,7 @@ class Sums:
     def passed(self, root: Root, _: Any) -> None:
         """Is told that ``backward`` has come to its end."""
         self.calls.passed(root.retains, root)
-        grads = {name: self.params[name].grad for name in self.attached.owned()}
+        grads = {name: self.params[name].grad for name in self.owned()}
         self._left = {name: g for name, g in grads.items() if g is not None}
         self._versions = {name: g._version for name, g in self._left.items()}
         self.places = {place: name for name, g in self._left.items() if (place := _place(g))}
@@ -93,7 +99,7 @@ class Sums:
         """Finds out whether a sum begins."""
         self.backwards += 1
         self._closed = None
-        owned = self.attached.owned()  # an optimizer clears its own gradients
+        owned = self.owned()  # an optimizer clears its own gradients
         trained = [name for name, p in self.params.items() if p.requires_grad and name in owned]
         empty = {n for n in trained if not _is_there(self.params[n].grad) and not self._is_left(n)}
         kept = [n for n in trained if n not in empty]
@@ -164,7 +170,7 @@ class Sums:
                     self.clipped_late = line_of_user()
                 self.asked, self._read = asked or self.asked, self._read or asked is None
                 if asked is not None:
-                    owned = self.attached.owned()
+                    owned = self.owned()
                     others = {n: p.grad for n, p in self.params.items() if n not in owned and p.grad is not None}
                     self.outside = {n: total_norm({n: numbers(g)}, 2.0) for n, g in others.items()}
             else:
@@ -221,7 +227,7 @@ class Sums:
             given_up=self._given_up,
             hidden=self.calls.reasons.first or ("" if used else "no call of the network was seen"),
             training=self.calls.training,
-            owned=self.attached.owned() - others,
+            owned=self.owned() - others,
             hooked={n for n, p in self.params.items() if p._backward_hooks or hooks_after(p)},
             autocast=self.calls.autocast(record),
             clipped=self._clipped,

@@ -492,11 +492,35 @@ class Balanced(Trained):
         return Equilibrium()
 
 
-SLOW = [PenaltyOfSlopes, FastWeights, SlopeOfEach, Amplified, Quantized, Balanced, CompiledLoss]
+class Grown(Trained):
+    """A layer with a group of its own comes after the first update."""
+
+    not_examined = ("the network has got other layers or weights since", "other parameters than its own")
+
+    def optimizer(self, model):
+        self.updates = super().optimizer(model)
+        return self.updates
+
+    def between(self, model, number):
+        if not number:
+            model.append(nn.Linear(5, 5))
+            self.updates.add_param_group({"params": model[-1].parameters()})
+
+
+class LastLayerAlone(Trained):
+    """The gradients of the last layer alone are asked for."""
+
+    not_examined = ("the gradients of some tensors alone",)
+
+    def backward(self, loss, model):
+        loss.backward(inputs=list(model[-1].parameters()))
+
+
+SLOW = [LastLayerAlone, PenaltyOfSlopes, FastWeights, SlopeOfEach, Amplified, Quantized, Balanced, CompiledLoss]
 LOOPS = [Annealed, Unfrozen, AuxiliaryLoss, KeptOutside, Features, ClippedByHooks, HookOnAnOutput, LastLayerCleared,
          DecayedByHand, SetByHand, LoggedBefore, NearACopy, FastTeacher, Discriminated, PseudoLabels,
-         NoisyForBackward, WrittenInForward, Attacked, LossOfEach, Temperature, MomentumByHand,
-         KeysIn16Bits]  # fmt: skip
+         NoisyForBackward, WrittenInForward, Attacked, LossOfEach, Temperature, MomentumByHand, KeysIn16Bits,
+         Grown]  # fmt: skip
 
 
 @pytest.mark.parametrize("loop", [*LOOPS, *(pytest.param(loop, marks=pytest.mark.slow) for loop in SLOW)])

@@ -55,7 +55,7 @@ class Sums:
         self._read = False  # whether the loop has read gradients since the last backward, but for clipping them
 
     def owned(self) -> set[str]:
-        """Returns the names of the parameters that the optimizers have, but for those that came after the look began."""
+        """Returns the names of the parameters that optimizers have, but for those that came after the look began."""
         return self.attached.owned() & self.params.keys()
 
     def backward(self, args: Any, kwargs: Any) -> Root | None:

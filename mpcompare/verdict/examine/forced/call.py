@@ -17,9 +17,11 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
 from mpcompare.verdict.examine.forced.record import Call, in_backward, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
+from mpcompare.verdict.examine.numerics import spread
 from mpcompare.verdict.examine.oracle import MULTIPLY
+from mpcompare.verdict.examine.widened import HALF
 
-HALF = (torch.float16, torch.bfloat16)
+FEW = 4096  # elements of a parameter that tell whether a layer writes it
 PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
 
 
@@ -101,7 +103,7 @@ class ForcedLayer:
     def marks(self, params: Params) -> dict[str, tuple[int, float]]:
         """Returns by parameter what changes where the layer's forward writes it. Torch's own layers write none."""
         own = {} if is_torchs(self.module) else params
-        return {name: (p.data_ptr(), float(p.detach().abs().sum())) for name, p in own.items()}
+        return {name: (p.data_ptr(), float(spread(p, FEW).double().sum())) for name, p in own.items()}
 
     def note_in_fp32(self, name: str, full: str, terms: float, replay: Any) -> None:
         """Notes that a parameter, ``full`` in the network, is held in fp32, with the number of its gradient's terms."""
@@ -130,6 +132,28 @@ class ForcedLayer:
         (g,) = arriving
         channels = g.dim() - len(module.kernel_size) - 1
         return g.double().sum([at for at in range(g.dim()) if at != channels])
+
+    def add_gradients(
+        self, params: Params, found: Iterator[Tensor | None], arrived: Sequence[Tensor], at: "At"
+    ) -> None:
+        """Adds the gradients of the parameters to their sums.
+
+        Args:
+            found: yields them; one whose parameter requires none is left out.
+            arrived: the gradients that arrived at the outputs.
+        """
+        call, replay = at.call, at.replay
+        names = {name: replay.weights.names[id(p)] for name, p in self.module.named_parameters()}
+        for name, p in params.items():
+            full = names[name]
+            if p.requires_grad and (grad := next(found, None)) is not None:
+                grad = self.summed(name, grad, arrived, replay)
+                replay.sums.add(full, replay.in_full(grad), at.name, self.has_copy(call, name))
+                del grad
+                if isinstance(self.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:
+                    terms = sum(g.numel() for g in arrived) / max(p.numel(), 1)
+                    self.note_in_fp32(name, full, terms, replay)
+            replay.hand_on(replay.sums.counted(full))
 
     def has_copy(self, call: Call, name: str) -> bool:
         """Returns whether all uses of a parameter may have one copy of it in 16 bits: autocast makes that for products,
@@ -258,17 +282,7 @@ class Forced(torch.autograd.Function):
                 replay.tell(Point("back", ctx.at.name, ctx.at.number, place), passed, passed, torch.float32)
         del params, wanted
         layer.free((), ctx.params, call)
-        names = {name: replay.weights.names[id(p)] for name, p in layer.module.named_parameters()}
-        for name, p in ctx.params.items():
-            full = names[name]
-            if p.requires_grad and (grad := next(found, None)) is not None:
-                grad = layer.summed(name, grad, grads, replay)
-                replay.sums.add(full, replay.in_full(grad), ctx.at.name, layer.has_copy(call, name))
-                del grad
-                if isinstance(layer.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:
-                    terms = sum(end.shape.numel() for end in ends) / max(p.numel(), 1)
-                    layer.note_in_fp32(name, full, terms, replay)
-            replay.hand_on(replay.sums.counted(full))
+        layer.add_gradients(ctx.params, found, grads, ctx.at)
         ctx.results = ctx.values = ctx.params = None
         replay.whose("backward", f"before {ctx.at.name}")
         return (None,) * 2 + back

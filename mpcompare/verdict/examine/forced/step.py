@@ -19,7 +19,7 @@ from mpcompare.instruments import heap
 from mpcompare.precision import Precision
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.errors import gradient_errors
-from mpcompare.verdict.examine.forced.call import HALF, Point
+from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps, carried_to_gradients, carried_to_places
 from mpcompare.verdict.examine.forced.hooks import without_hooked
@@ -30,6 +30,7 @@ from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
 from mpcompare.verdict.examine.forced.weights import in_dtype
+from mpcompare.verdict.examine.widened import HALF
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.layers import Layers
 

@@ -59,15 +59,11 @@ def half_of(module: nn.Module, call: Call) -> torch.dtype | None:
 
 @dataclass
 class ForcedLayer:
-    """A layer, and its own forward as a function of flat inputs and parameters.
-
-    Attributes:
-        sources: the names of the parameters that hooks compute a weight from.
-    """
+    """A layer, and its own forward as a function of flat inputs and parameters."""
 
     module: nn.Module
     forward: Callable[[list[Any], Params], list[Any]]
-    sources: frozenset[str] = frozenset()
+    sources: frozenset[str] = frozenset()  # the names of the parameters that hooks compute a weight from
 
     def operands(self, call: Call, replay: Any) -> tuple[list[Any], dict[str, Tensor]]:
         """Returns the operands of a call: the recorded inputs, and the parameters as they were held. A
@@ -168,19 +164,14 @@ class ForcedLayer:
 
 @dataclass
 class At:
-    """The place of one forced call: of a layer, or of the output of the network or a part of it, whose layer is None.
+    """The place of one forced call: of a layer, or of the output of the network or a part of it, which has no layer."""
 
-    Attributes:
-        replay: the :class:`Replay` that makes it.
-        differentiates: whether the network wants gradients there. Within its own ``no_grad`` it does not.
-    """
-
-    replay: Any
+    replay: Any  # the :class:`Replay` that makes it
     name: str
     number: int
     call: Call
     layer: ForcedLayer | None = None
-    differentiates: bool = True
+    differentiates: bool = True  # Whether the network wants gradients there. Within its own ``no_grad`` it does not.
 
 
 class Forced(torch.autograd.Function):

@@ -35,16 +35,11 @@ BESIDE = {
 
 @dataclass
 class Kernels:
-    """The results of torch's own layers.
+    """The results of torch's own layers."""
 
-    Attributes:
-        layers: the names of those that could be computed again.
-        grads: of their parameters, the sums over all calls.
-        alike: the places at which the step had the same bits, as ``Layers.places`` names them.
-    """
-
-    layers: set[str] = field(default_factory=set)
-    grads: dict[str, Tensor] = field(default_factory=dict)
+    layers: set[str] = field(default_factory=set)  # the names of those that could be computed again
+    grads: dict[str, Tensor] = field(default_factory=dict)  # of their parameters, the sums over all calls
+    # the places at which the step had the same bits, as ``Layers.places`` names them
     alike: set[str] = field(default_factory=set)
 
 

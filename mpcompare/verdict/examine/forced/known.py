@@ -19,24 +19,19 @@ from mpcompare.verdict.examine.forced.roundings import Roundings
 
 @dataclass
 class KnownLayers:
-    """The layers of products that no sample computes, with what they pass down in the exact replay.
+    """The layers of products that no sample computes, with what they pass down in the exact replay."""
 
-    Attributes:
-        network, record: those of the exact replay.
-        dtype: that of the samples.
-        results: by part of the step and layer the number of results in the exact replay that a precision rounds.
-        sample: is given each point of such a layer whose result in a sample is the exact one, rounded once.
-        roundings: of the samples. Convolutions are among these layers only where they round what they return alone.
-        params: by layer the parameters whose gradients it makes.
-    """
-
+    # network, record: those of the exact replay
     network: nn.Module
     record: Record
-    dtype: torch.dtype
+    dtype: torch.dtype  # that of the samples
+    # by part of the step and layer the number of results in the exact replay that a precision rounds
     results: Mapping[tuple[str, str], int]
+    # is given each point of such a layer whose result in a sample is the exact one, rounded once
     sample: Callable[[Roundings, Point], None]
+    # Of the samples. Convolutions are among these layers only where they round what they return alone.
     roundings: Roundings
-    params: dict[str, list[str]] = field(default_factory=dict)
+    params: dict[str, list[str]] = field(default_factory=dict)  # by layer the parameters whose gradients it makes
 
     def __post_init__(self) -> None:
         self._names = {id(p): name for name, p in self.network.named_parameters()}

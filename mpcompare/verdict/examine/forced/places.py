@@ -25,14 +25,10 @@ FP32 = 2.0**-24
 class Some:
     """Some elements of a tensor that tell how large the norm of its roundings is: the largest, because a few of them
     may be most of that norm, and some of the others, each of which stands for several.
-
-    Attributes:
-        at: their places in the tensor as one row; None where these are all its elements.
-        root: of the number of elements that each stands for.
     """
 
-    at: Tensor | None = None
-    root: Tensor | None = None
+    at: Tensor | None = None  # their places in the tensor as one row; None where these are all its elements
+    root: Tensor | None = None  # of the number of elements that each stands for
 
     @classmethod
     def of(cls, tensor: Tensor, most: int) -> "Some":

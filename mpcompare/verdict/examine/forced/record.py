@@ -39,40 +39,29 @@ def in_backward() -> bool:
 
 @dataclass
 class Call:
-    """One call of a layer.
+    """One call of a layer."""
 
-    Attributes:
-        inputs, outputs: the arguments and the result as flat lists; tensors are copies.
-        arguments, spec: the nests of the arguments and of the result.
-        gradients: of the scaled loss with respect to each output; None where none arrived.
-        first: the number of the first backward pass; -1 before it.
-        later: by the number of each further backward pass its gradients.
-        tracked: whether an input, or a parameter, requires a gradient.
-        passes: of each output, whether it requires one.
-        marks: the identity of each tensor that was given, and how often it had been written to.
-        held: by name the dtypes of the layer's parameters in this call.
-        trained: the names of the layer's parameters that require a gradient in this call.
-        autocast: its dtype in the call; None where there was none.
-        without: whether a reentrant checkpoint makes the call, to which nobody gives a tensor that requires a gradient.
-        again: the dtypes of the outputs where backward computed the call once more.
-        rectified: whether the outputs are known where they are positive, and are 0 elsewhere.
-    """
-
-    inputs: list[Any]
-    outputs: list[Any] = field(default_factory=list)
-    spec: TreeSpec | None = None
+    inputs: list[Any]  # the arguments as a flat list; tensors are copies
+    outputs: list[Any] = field(default_factory=list)  # the result likewise
+    spec: TreeSpec | None = None  # the nest of the result
+    # of the scaled loss with respect to each output; None where none arrived
     gradients: list[Tensor | None] = field(default_factory=list)
+    # by name the dtypes of the layer's parameters in this call
     held: dict[str, torch.dtype] = field(default_factory=dict)
-    tracked: bool = False
-    passes: list[bool] = field(default_factory=list)
+    tracked: bool = False  # whether an input, or a parameter, requires a gradient
+    passes: list[bool] = field(default_factory=list)  # of each output, whether it requires one
+    # the identity of each tensor that was given, and how often it had been written to
     marks: set[tuple[int, int]] = field(default_factory=set)
-    arguments: TreeSpec | None = None
-    rectified: bool = False
-    first: int = -1
+    arguments: TreeSpec | None = None  # the nest of the arguments
+    rectified: bool = False  # whether the outputs are known where they are positive, and are 0 elsewhere
+    first: int = -1  # the number of the first backward pass; -1 before it
+    # by the number of each further backward pass its gradients
     later: dict[int, list[Tensor | None]] = field(default_factory=dict)
-    trained: frozenset[str] = frozenset()
-    autocast: torch.dtype | None = None
+    trained: frozenset[str] = frozenset()  # the names of the layer's parameters that require a gradient in this call
+    autocast: torch.dtype | None = None  # its dtype in the call; None where there was none
+    # whether a reentrant checkpoint makes the call, to which nobody gives a tensor that requires a gradient
     without: bool = False
+    # the dtypes of the outputs where backward computed the call once more
     again: list[torch.dtype] = field(default_factory=list)
 
     def gradients_of(self, number: int) -> list[Tensor | None]:
@@ -91,17 +80,12 @@ class Call:
 
 @dataclass
 class Record:
-    """A recorded step.
+    """A recorded step."""
 
-    Attributes:
-        calls: by name of the layer, in the order of its calls.
-        drawn: the random numbers that the step drew.
-        hidden: why the calls cannot be replayed; empty where they can.
-    """
-
+    # by name of the layer, in the order of its calls
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
-    drawn: Drawn = field(default_factory=dict)
-    hidden: str = ""
+    drawn: Drawn = field(default_factory=dict)  # the random numbers that the step drew
+    hidden: str = ""  # why the calls cannot be replayed; empty where they can
 
 
 @contextmanager

@@ -53,49 +53,41 @@ REPEATED = 2.0**-7  # of the size of what arrives, by which a repeated call may 
 
 @dataclass
 class Replay:
-    """A replay of one recorded step.
+    """A replay of one recorded step."""
 
-    Attributes:
-        network: with the parameters that the step began with, fp32, and buffers of its own, in ``dtype``.
-        dtype: the one in which the replay computes.
-        scale: the loss scale of the record, by which its gradients are divided.
-        kept: the part of that scale which gradients keep on their way through the network: with all of it, the numbers
-            of backward are as large as in the step.
-        compare: is called at each point.
-        passing: is told which part of a micro-batch begins: ``forward``, ``loss``, ``backward`` of the network;
-            and of a layer that computes ``constant`` numbers.
-        operand: is given each operand of a layer, and of the work between layers, and returns the one that is taken.
-        storage: the format of the precision; None: the replay rounds nothing. A cast of the network to another format
-            of 16 bits is none of its roundings. An input of the network is such an operand where its numbers have no
-            more bytes: work on wider ones, such as positions that autocast leaves in fp32, has no roundings of 16 bits.
-        stored: is given each number of 16 bits above the output of the network, and returns the one that is taken;
-            ``stores_all``: each number of any format.
-        squares: found with ``stores_all``: the sum of (v dL/dv)^2 over all numbers v above the output of the network.
-        whose: is told whose operators come next: ``forward`` or ``backward`` and a layer, or ``before LAYER`` for the
-            work between layers, empty where that layer is not known yet; or no part, and the layer that begins.
-        summed: is given what several uses of a copy of a parameter add up to, use by use, and returns what is kept.
-        found: is given the gradient of each parameter, once all of it is there: nobody keeps it here.
-        known: the layers that are not computed again.
-    """
-
-    network: nn.Module
-    dtype: torch.dtype
+    network: nn.Module  # with the parameters that the step began with, fp32, and buffers of its own, in ``dtype``
+    dtype: torch.dtype  # the one in which the replay computes
     record: Record
     loss_fn: Loss
     batches: Batches
-    scale: float
-    compare: Compare
+    scale: float  # the loss scale of the record, by which its gradients are divided
+    compare: Compare  # is called at each point
+    # is told which part of a micro-batch begins: ``forward``, ``loss``, ``backward`` of the network; and of a layer
+    # that computes ``constant`` numbers
     passing: Callable[[str], None] = lambda _: None
+    # the part of that scale which gradients keep on their way through the network: with all of it, the numbers of
+    # backward are as large as in the step
     kept: float = 1.0
+    # The format of the precision; None: the replay rounds nothing. A cast of the network to another format of 16 bits
+    # is none of its roundings. An input of the network is an operand where its numbers have no more bytes: work on
+    # wider ones, such as positions that autocast leaves in fp32, has no roundings of 16 bits.
     storage: torch.dtype | None = None
+    # is given each operand of a layer, and of the work between layers, and returns the one that is taken
     operand: Callable[[Tensor], Tensor] = lambda operand: operand
+    # is given each number of 16 bits above the output of the network, and returns the one that is taken;
+    # ``stores_all``: each number of any format
     stored: Callable[[Tensor], Tensor] = lambda value: value
     stores_all: bool = False
+    # found with ``stores_all``: the sum of (v dL/dv)^2 over all numbers v above the output of the network
     squares: float = 0.0
+    # is told whose operators come next: ``forward`` or ``backward`` and a layer, or ``before LAYER`` for the work
+    # between layers, empty where that layer is not known yet; or no part, and the layer that begins
     whose: Callable[[str, str], None] = lambda part, place: None
+    # is given what several uses of a copy of a parameter add up to, use by use, and returns what is kept
     summed: Callable[[Tensor], Tensor] = lambda part: part
+    # is given the gradient of each parameter, once all of it is there: nobody keeps it here
     found: Callable[[str, Tensor], None] = lambda name, gradient: None
-    known: KnownLayers | tuple[()] = ()
+    known: KnownLayers | tuple[()] = ()  # the layers that are not computed again
     is_forcing = False  # whether layers compare and pass on what was recorded
 
     def run(self) -> float | None:

@@ -39,26 +39,17 @@ SAMPLES, MOST = 4, 12  # of roundings: more where a few do not tell them from th
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded step, and everything that it was computed from.
-
-    Attributes:
-        network: in the state that the step began with, fp32.
-        loss: as the backend says.
-        grads: unscaled and not clipped, by parameter.
-        scale: the loss scale.
-        buffers: after the step.
-        replays: makes the replay.
-    """
+    """A recorded step, and everything that it was computed from."""
 
     record: Record
-    network: nn.Module
+    network: nn.Module  # in the state that the step began with, fp32
     loss_fn: Loss
     batches: Batches
-    loss: float
-    grads: Mapping[str, Tensor]
-    scale: float
-    buffers: Mapping[str, Tensor]
-    replays: Callable[..., Replay] = Replay
+    loss: float  # as the backend says
+    grads: Mapping[str, Tensor]  # unscaled and not clipped, by parameter
+    scale: float  # the loss scale
+    buffers: Mapping[str, Tensor]  # after the step
+    replays: Callable[..., Replay] = Replay  # makes the replay
 
 
 def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: EarlierSteps | None = None) -> Layers:

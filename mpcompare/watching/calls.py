@@ -65,6 +65,7 @@ class Calls:
         slots = {at: self._given(v) for at, v in inputs.items()}
         attributes = attributes_of(self.network, self.spool.copy)
         trained = frozenset(name for name, p in self.params.items() if p.requires_grad)
+        self.recorder.life = _Life()
         return Called(
             part=part,
             slots=[],
@@ -106,9 +107,10 @@ class Calls:
         nodes = [v.grad_fn for v in values if is_real(v) and v.grad_fn is not None]
         called.ends = [node._sequence_nr() for node in nodes]
         if nodes:  # else it returns a parameter
-            called.graph = weakref.ref(life := _Life())
+            called.graph = weakref.ref(self.recorder.life)
             for node in nodes:
-                node.register_prehook(life)
+                node.register_prehook(self.recorder.life)
+        self.recorder.life = None
         self.tape.events.append(called)
 
     def made_within(self, tensor: Tensor) -> Slot | None:

@@ -178,6 +178,7 @@ class Recorder:
         self.makers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._counts: Counter[str] = Counter()  # by module its calls within that of the network
         self.before: dict[str, int] = {}  # by layer the number of its calls before that of the network
+        self.life: object = None  # is kept by the graph of the call of the network that is under way
         self.whole: list[Call] = []  # the calls of the network that are under way
         self.open: list[Call | None] = []  # the modules that are being called; None: one that has called another
 
@@ -260,7 +261,7 @@ class Recorder:
                     value.register_hook(partial(self.guard, self._put, name, call, place))
                 if (node := value.grad_fn) is not None:
                     hooks, number = value._backward_hooks, value.output_nr
-                    node.register_prehook(partial(self.guard, self._put_again, call, place, hooks, number))
+                    node.register_prehook(partial(self.guard, self._put_again, call, place, hooks, number, self.life))
         return result
 
     def _kept(self, value: Any) -> Any:
@@ -282,7 +283,9 @@ class Recorder:
             self.record.hidden = f"two backward passes go through one call of {name or 'the network'}"
         gradients[place] = self.copy(gradient)
 
-    def _put_again(self, call: Call, place: int, hooks: Any, number: int, arrived: Sequence[Tensor | None]) -> None:
+    def _put_again(
+        self, call: Call, place: int, hooks: Any, number: int, _: object, arrived: Sequence[Tensor | None]
+    ) -> None:
         """Keeps the gradient that hooks of the network's own have left, where it has put some on an output."""
         gradients = self._gradients(call)
         if len(hooks) > 1 and gradients[place] is not None and (gradient := arrived[number]) is not None:

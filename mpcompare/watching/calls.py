@@ -48,6 +48,12 @@ class Calls:
         """Is told why the layers cannot be replayed."""
         self.reasons.add(why, self.count)
 
+    def _take_reason(self) -> None:
+        """Takes over the reason that the recorder has found, in a call or in a backward."""
+        why, self.recorder.record.hidden = self.recorder.record.hidden, ""
+        if why:
+            self.hide(why)
+
     def begin(self, part: str, module: nn.Module, given: Any) -> Called:
         """Begins a call of the network, or of the part of it that has this name."""
         self.recorder.open, self.recorder.whole = [], []  # those of a call that stopped with an error
@@ -99,8 +105,7 @@ class Calls:
         calls = self.recorder.record.calls
         if compiled or not calls.get(OUTPUT):
             self.hide("the network is compiled" if compiled else "nobody saw the outputs of the network")
-        if why := self.recorder.record.hidden:
-            self.hide(why)
+        self._take_reason()
         called.layers = {name: own for name, each in calls.items() if (own := each[called.first.get(name, 0) :])}
         called.after = self.buffers()
         called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
@@ -139,6 +144,7 @@ class Calls:
 
     def passed(self, retains: bool, root: Root | None = None) -> None:
         """Is told that a backward has come to its end; without a root the loop asked for some gradients alone."""
+        self._take_reason()
         passes = frozenset(self._passes)
         self._passes.clear()
         self._retained |= passes if retains else set()

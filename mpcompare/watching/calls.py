@@ -99,6 +99,7 @@ class Calls:
 
     def end(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""
+        life, self.recorder.life = self.recorder.life, None
         values = tree_leaves(result)
         if not any(is_real(v) and v.requires_grad for v in values):
             return
@@ -112,10 +113,9 @@ class Calls:
         nodes = [v.grad_fn for v in values if is_real(v) and v.grad_fn is not None]
         called.ends = [node._sequence_nr() for node in nodes]
         if nodes:  # else it returns a parameter
-            called.graph = weakref.ref(self.recorder.life)
+            called.graph = weakref.ref(life)
             for node in nodes:
-                node.register_prehook(self.recorder.life)
-        self.recorder.life = None
+                node.register_prehook(life)
         self.tape.events.append(called)
 
     def made_within(self, tensor: Tensor) -> Slot | None:

@@ -87,7 +87,7 @@ class Look(TorchFunctionMode):
             self.on = False
             if self._stance is not None:
                 self._stance.__exit__(None, None, None)
-            for handle in self._handles:
+            for handle in (*self._handles, *self.sums.calls.recorder.on_leaves):
                 handle.remove()
             scalers.look_away(self.steps.of_scaler)
             own_functions.leave(self._own)

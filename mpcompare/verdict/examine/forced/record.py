@@ -179,6 +179,7 @@ class Recorder:
         self._counts: Counter[str] = Counter()  # by module its calls within that of the network
         self.before: dict[str, int] = {}  # by layer the number of its calls before that of the network
         self.life: object = None  # is kept by the graph of the call of the network that is under way
+        self.on_leaves: list[RemovableHandle] = []  # hooks on outputs that are parameters: these outlive every graph
         self.whole: list[Call] = []  # the calls of the network that are under way
         self.open: list[Call | None] = []  # the modules that are being called; None: one that has called another
 
@@ -258,7 +259,9 @@ class Recorder:
         for place, value in enumerate(values):
             if is_real(value) and value.requires_grad:
                 with torch._C.DisableTorchFunction():  # another look sees what hooks a loop puts on tensors
-                    value.register_hook(partial(self.guard, self._put, name, call, place))
+                    handle = value.register_hook(partial(self.guard, self._put, name, call, place))
+                if value.is_leaf:
+                    self.on_leaves.append(handle)
                 if (node := value.grad_fn) is not None:
                     hooks, number = value._backward_hooks, value.output_nr
                     node.register_prehook(partial(self.guard, self._put_again, call, place, hooks, number, self.life))

@@ -1,5 +1,6 @@
 """The update that is compared, as one line of a terminal: each of them takes as long as many steps."""
 
+import sys
 from collections.abc import Iterator, Sequence
 
 from mpcompare.watching.steps import Sum
@@ -12,7 +13,10 @@ def one_by_one(updates: Sequence[Sum]) -> Iterator[Sum]:
 
     console = Console(stderr=True)
     columns = TextColumn("comparing update {task.fields[number]} of {task.total}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    to_terminal = sys.stdout is not None and sys.stdout.isatty()  # what a network prints into a file stays in it
+    with Progress(
+        *columns, console=console, transient=True, redirect_stdout=to_terminal, disable=not console.is_terminal
+    ) as progress:
         shown = progress.add_task("", total=len(updates), number=1)
         for done, update in enumerate(updates):
             progress.update(shown, completed=done, number=done + 1)

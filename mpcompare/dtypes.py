@@ -7,6 +7,7 @@ from mpcompare.precision import FP32, TF32, Format
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+HALF = (torch.float16, torch.bfloat16)
 
 
 def torch_dtype(format: Format) -> torch.dtype:

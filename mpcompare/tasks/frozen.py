@@ -9,15 +9,15 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from mpcompare.dtypes import HALF
 from mpcompare.tasks.copies import copy_of
 
-FORMATS = (torch.bfloat16, torch.float16)
 _NOTED = "_frozen_dtypes"  # an attribute of the network, which its copies have, too
 
 
 def widen(network: nn.Module) -> nn.Module:
     """Casts frozen 16-bit parameters to fp32, in place, and notes their dtypes in the network; returns it."""
-    frozen = {name: p for name, p in network.named_parameters() if not p.requires_grad and p.dtype in FORMATS}
+    frozen = {name: p for name, p in network.named_parameters() if not p.requires_grad and p.dtype in HALF}
     if frozen:
         setattr(network, _NOTED, {name: p.dtype for name, p in frozen.items()})
     for p in frozen.values():

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from mpcompare.dtypes import HALF
 from mpcompare.errors import InputError, check_number, check_whole
 from mpcompare.tasks.batch import Batch
 from mpcompare.tasks.copies import copy_of
-from mpcompare.tasks.frozen import FORMATS, widen
+from mpcompare.tasks.frozen import widen
 from mpcompare.tasks.groups import check_groups
 from mpcompare.tasks.losses import LOSSES, Loss
 from mpcompare.tasks.optimizers import Optimizer
@@ -123,7 +124,7 @@ def _fault(parameter: nn.Parameter) -> str:
     """Returns why no backend can train a parameter, and what would do; empty where it can."""
     if isinstance(parameter, UninitializedParameter):
         return "lazy: expected a shape from the start, as of a network that was called with a sample"
-    if parameter.dtype is not torch.float32 and (parameter.requires_grad or parameter.dtype not in FORMATS):
+    if parameter.dtype is not torch.float32 and (parameter.requires_grad or parameter.dtype not in HALF):
         expected = "expected fp32, in which weights that are trained begin; frozen ones may have 16 bits"
         return f"{parameter.dtype}: {expected}"
     if parameter.layout is not torch.strided or parameter.is_meta:

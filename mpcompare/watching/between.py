@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from mpcompare.dtypes import dtype_name
+from mpcompare.dtypes import HALF, dtype_name
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.numerics import same_bits
-from mpcompare.verdict.examine.widened import HALF
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching.defect import Defect
 from mpcompare.watching.steps import Taken

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from mpcompare.dtypes import dtype_name
+from mpcompare.dtypes import HALF, dtype_name
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.watching.between import moved_before, moved_between
@@ -120,7 +120,7 @@ def _sums_of(seen: Sequence[Sum], sums: Mapping[Sum, Replayed]) -> dict[str, Any
 def _loss_in_16_bits(seen: Sum) -> Iterator[str]:
     """Yields the parts of a loss that are computed in 16 bits. A loop may mean that, as autocast on a CPU does."""
     for op in seen.ops:
-        if op.name in SOFTMAX and op.dtypes[0] in (torch.float16, torch.bfloat16):
+        if op.name in SOFTMAX and op.dtypes[0] in HALF:
             yield f"{_loss(op)} ({op.line})"
 
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mpcompare import generators
+from mpcompare.dtypes import HALF
 from mpcompare.tasks.copies import copy_of
 from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.call import Point
@@ -22,7 +23,6 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
-from mpcompare.verdict.examine.widened import HALF
 from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.clipping import factor_of_norm
+from mpcompare.dtypes import HALF
 from mpcompare.verdict.findings import HIGHEST, LOWEST
 
 CHUNK = 1 << 16  # elements at a time: some float64 copies of so many stay in the cache
@@ -128,7 +129,7 @@ def stride_of(tensor: Tensor, most: int) -> int:
 
 def short_share(values: Tensor) -> float:
     """Returns the share of numbers, none of which is 0, that have no more digits than fp16 or bf16."""
-    exact = [values.to(dtype).to(values.dtype) == values for dtype in (torch.float16, torch.bfloat16)]
+    exact = [values.to(dtype).to(values.dtype) == values for dtype in HALF]
     return max(float(same.double().mean()) for same in exact) if len(values) else 0.0
 
 

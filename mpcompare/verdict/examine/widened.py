@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from mpcompare.dtypes import HALF
+
 WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
 WIDE |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
-HALF = (torch.float16, torch.bfloat16)
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "linear", "einsum"}
 CASTS = {Tensor.float: torch.float32, Tensor.half: torch.float16, Tensor.bfloat16: torch.bfloat16}
 # They make fp32 numbers of none, which functions that write into them take with numbers of their own format only.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mpcompare.dtypes import HALF
 from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
@@ -19,7 +20,6 @@ from mpcompare.verdict.examine.forced.record import Call, in_backward, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
 from mpcompare.verdict.examine.numerics import spread
 from mpcompare.verdict.examine.oracle import MULTIPLY
-from mpcompare.verdict.examine.widened import HALF
 
 FEW = 4096  # elements of a parameter that tell whether a layer writes it
 PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)

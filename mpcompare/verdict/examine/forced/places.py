@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mpcompare.dtypes import HALF
 from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.roundings import Roundings
 from mpcompare.verdict.examine.numerics import CHUNK, chunks, distance, finite_norm, stride_of
-from mpcompare.verdict.examine.widened import HALF
 from mpcompare.verdict.judge.errors import RoundingError
 
 BLIND = 0.02  # of the norm of a tensor, which roundings must be below for a few samples to be enough

@@ -21,23 +21,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.contract import Batches
-from mpcompare.dtypes import dtype_name
+from mpcompare.dtypes import HALF, dtype_name
 from mpcompare.instruments import fp32_products
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.as_recorded import as_recorded
-from mpcompare.verdict.examine.forced.call import (
-    HALF,
-    At,
-    Compare,
-    Forced,
-    ForcedLayer,
-    Point,
-    factor_of,
-    half_of,
-    is_torchs,
-)
+from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, half_of, is_torchs
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
 from mpcompare.verdict.examine.forced.hooks import HooksWithin
 from mpcompare.verdict.examine.forced.known import KnownLayers

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.contract import Batches
-from mpcompare.dtypes import dtype_name, torch_dtype
+from mpcompare.dtypes import HALF, dtype_name, torch_dtype
 from mpcompare.instruments import heap
 from mpcompare.precision import Precision
 from mpcompare.tasks.losses import Loss
@@ -30,7 +30,6 @@ from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
 from mpcompare.verdict.examine.forced.weights import in_dtype
-from mpcompare.verdict.examine.widened import HALF
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.layers import Layers
 

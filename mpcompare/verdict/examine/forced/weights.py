@@ -79,7 +79,7 @@ class Weights(TorchFunctionMode):
         self.asked |= asked_of(func, args, kwargs)
         result = call_widened(func, args, kwargs, self.dtype, self.stored)
         # A cast of a queue in 16 bits is a copy: the network may write into the queue, and backward needs what it was.
-        is_same = func in CASTS and result is args[0] and result.is_leaf and not result.requires_grad
+        is_same = func in CASTS and result is args[0] and not result.requires_grad
         return result.clone() if is_same else result
 
 

@@ -23,11 +23,12 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
+from mpcompare.verdict.examine.widened import CASTS
 from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.steps import Sum
-from mpcompare.watching.tape import CASTS, Called, Event, Inner, Op, Own, Root, Slot, needed
+from mpcompare.watching.tape import Called, Event, Inner, Op, Own, Root, Slot, needed
 
 
 @dataclass
@@ -184,7 +185,8 @@ class FromTheRoot(Replay):
         if isinstance(op.func, type):
             result = self._own(op.func, args)
         else:
-            result = args[0].to(self.dtype) if op.func in CASTS else op.func(*args, **kwargs)
+            is_cast = op.func in CASTS or op.func is Tensor.double
+            result = args[0].to(self.dtype) if is_cast else op.func(*args, **kwargs)
         found = tree_flatten(result)[0]
         for slot, value, dtype in zip(op.results, found, op.dtypes, strict=True):
             if slot is not None:

@@ -21,8 +21,6 @@ from mpcompare.generators import GeneratorStates
 from mpcompare.verdict.examine.forced.record import Call
 from mpcompare.watching.attributes import Attributes
 
-CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double}
-
 
 @dataclass(eq=False)
 class Slot:

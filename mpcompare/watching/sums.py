@@ -50,16 +50,17 @@ class Sums:
         self._kept: Params | None = None  # copies of them, as they were before anything changed them
         self._closed: Sum | None = None
         self._stale: list[str] = []  # the parameters whose gradients hold those of the update before, too
-        self._meant: set[str] = set()  # those of them that the loop has changed since, as a momentum by hand does
+        self._meant: set[str] = set()  # some of them, changed by the loop since the step, as by a momentum by hand
         self._stepped: dict[str, int] = {}  # how often each gradient had been written to at the last step
         self._read = False  # whether the loop has read gradients since the last backward, but for clipping them
 
     def owned(self) -> set[str]:
-        """Returns the names of the parameters that optimizers have, but for those that came after the look began."""
+        """Returns the names of the parameters that optimizers have. Parameters that came after the look began are left
+        out."""
         return self.attached.owned() & self.params.keys()
 
     def backward(self, args: Any, kwargs: Any) -> Root | None:
-        """Returns where a ``backward`` begins that is called next; None where it does not come to the network."""
+        """Returns the root of a ``backward`` that is called next; None where it does not come to the network."""
         first = args[0] if args else kwargs.get("tensors")
         tensors = list(first) if isinstance(first, (list, tuple)) else [first]
         gradient = _given(args, kwargs, 1, "gradient" if "gradient" in kwargs else "grad_tensors")
@@ -67,10 +68,11 @@ class Sums:
         root = self.calls.tape.root(tensors, gradients, line_of_user())
         if not self.calls.concerns(root, tensors):
             return None
-        root.retains = bool(_given(args, kwargs, 2, "retain_graph") or _given(args, kwargs, 3, "create_graph"))
+        again = bool(_given(args, kwargs, 3, "create_graph"))
+        root.retains = again or bool(_given(args, kwargs, 2, "retain_graph"))
         if root.on_inner and root.hidden:
             self.calls.hide(f"a loss depends on {root.hidden} within the network, which it does not return")
-        if _given(args, kwargs, 3, "create_graph"):
+        if again:
             self.calls.hide("a backward is differentiated again")
         if kwargs.get("inputs") is not None:
             self.calls.hide("a backward is asked for the gradients of some tensors alone")
@@ -132,7 +134,7 @@ class Sums:
                 self._clipped = f"to {self.asked[0]:g} ({next(line for part, line in self.order if part == 'norm')})"
 
     def _fresh(self) -> None:
-        """Drops everything but the calls of the network that no backward has come through."""
+        """Drops everything but the calls of the network that another backward may come through."""
         self._clipped = ""
         self.calls.drop_used()
 
@@ -180,7 +182,7 @@ class Sums:
                 self.order.append(entry)
 
     def _versions_now(self) -> dict[str, int]:
-        """Returns by parameter how often its gradient has been written to."""
+        """Returns, by parameter, how often its gradient has been written to."""
         return {name: p.grad._version for name, p in self.params.items() if p.grad is not None}
 
     def _is_late(self, asked: tuple[float, float]) -> bool:
@@ -250,6 +252,7 @@ class Sums:
 
 
 def _given(args: Any, kwargs: Any, place: int, name: str) -> Any:
+    """Returns an argument that is given by its place or by its name; None where it is not given."""
     return args[place] if len(args) > place else kwargs.get(name)
 
 

@@ -21,7 +21,7 @@ def moved_between(taken: Sequence[Taken]) -> list[str]:
 
 
 def moved_before(taken: Sequence[Taken]) -> list[str]:
-    """Returns the weights that move between a call of the network and the step: the loop adds noise to them for
+    """Returns the weights that move between a call of the network and the step. The loop adds noise to them for
     backward alone, or decays them by hand, or forward writes them."""
     return sorted({name for step in taken for name in _moved(step.called, step.before)})
 

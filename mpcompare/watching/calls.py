@@ -41,7 +41,7 @@ class Calls:
         self.moves = 0  # how often the loop has moved the weights between two calls, without a step
         self.count = 0  # how often the network was called, with gradients or without
         self.training = True  # whether the network was in training mode
-        self.reasons = Reasons()  # for which the layers cannot be replayed
+        self.reasons = Reasons()  # why the layers cannot be replayed
         self._retained: set[int] = set()  # the backward passes since the last step that leave their graph for others
 
     def hide(self, why: str) -> None:

@@ -87,7 +87,7 @@ class Derivatives:
             return None
         pairs = list(zip(own, derived, strict=True))
         if any(g is not None and d is not None and g.any() and not d.any() for g, d in pairs):
-            self.believed.add(name)  # such as a rounding to a grid, whose step it learns, too
+            self.believed.add(name)  # such as a rounding to a grid whose step is learned
             return None
         right = [g if g is None or d is None else torch.where(d != 0, d, g).to(g.dtype) for g, d in pairs]
         if finds_out:

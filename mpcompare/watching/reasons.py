@@ -1,16 +1,16 @@
-"""The reasons for which the layers of a sum of gradients cannot be replayed. A reason lasts as long as the calls of the
+"""The reasons why the layers of a sum of gradients cannot be replayed. A reason lasts as long as the calls of the
 network that it is about."""
 
 
 class Reasons:
-    """Those that were found, in their order."""
+    """The reasons that were found, in their order."""
 
     def __init__(self) -> None:
         self._found: list[tuple[str, int]] = []  # each with the number of calls of the network when it was found
         self._old = 0  # how many of these were found before the last backward or step came to its end
 
     def add(self, why: str, count: int) -> None:
-        """Is told of one.
+        """Is told of a reason.
 
         Args:
             count: how often the network was called until now.
@@ -20,14 +20,14 @@ class Reasons:
 
     @property
     def first(self) -> str:
-        """The first of them; empty where there is none."""
+        """The first reason; empty where there is none."""
         return next((why for why, _ in self._found), "")
 
     def age(self) -> None:
-        """Is told that a backward, or a step, has come to its end: what is found later may be about the next one."""
+        """Is told that a backward, or a step, has come to its end. A later reason may be about the next one."""
         self._old = len(self._found)
 
     def drop(self, first: int) -> None:
-        """Drops the old ones that are about earlier calls of the network than the one with this number."""
+        """Drops the old reasons that are about calls of the network before the call with this number."""
         old = [(why, count) for why, count in self._found[: self._old] if count >= first]
         self._found, self._old = old + self._found[self._old :], len(old)

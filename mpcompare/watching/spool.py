@@ -25,7 +25,7 @@ PIECE = 1 << 26  # bytes by which the file grows
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """No mode sees what is computed while it is entered: those of the watch take longer than the copies."""
+    """No mode sees what is computed while it is entered. The modes of the watch take longer than the copies."""
     with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 

@@ -27,7 +27,8 @@ class Sum:
     weights: Params  # as the first call of the network had them
     first: Called | None  # that call; None where none was seen
     buffers_after: Params  # after the last call that is a part of it
-    stale: list[str]  # the parameters whose gradients hold those of the update before, too
+    # the parameters whose gradients hold the gradients of the update before, too, as the step left them
+    stale: list[str]
     dropped: int  # the number of backward passes whose gradients were cleared before an update used them
     given_up: int  # the number of those whose gradients held inf or NaN, and were cleared before
     hidden: str  # why the layers cannot be replayed; empty where they can

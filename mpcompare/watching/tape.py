@@ -81,7 +81,7 @@ class Called:
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
     inner: list[Inner] = field(default_factory=list)
     only: frozenset[int] | None = None  # the backward passes whose gradients a replay takes; None: all
-    # is None when the graph of its outputs is gone, as that of an image which a loop detaches
+    # returns None when the graph of its outputs is gone, as where a loop detaches an image
     graph: Callable[[], object | None] = lambda: True
 
     @property

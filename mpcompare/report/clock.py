@@ -58,21 +58,17 @@ def doubts(entry: Entry, finished: Sequence[Entry]) -> list[str]:
 def _reading(entry: Entry, finished: Sequence[Entry]) -> str:
     """Says so where a block went on for long after its last step had returned, on a CPU; a GPU's queue always does.
 
-    A loaded machine reads slowly, too. So each block is compared with the blocks of the others in the same round, half
-    of which took longer where nothing else is the reason. Of a run that took no turns nothing is said where other
-    programs computed.
+    A loaded machine reads slowly, too. So the median of the other runs in the same round is taken off. A run that took
+    no turns has no such median: nothing is said of it where other programs computed.
     """
     run, blocks = entry.run, entry.run.blocks.set_index("round")
-    others = [
-        e.run.blocks.set_index("round")["read_ms"] for e in finished if e.run is not run and e.run.race == run.race
-    ]
+    if run.finished.machine.device != "cpu" or (run.race is None and blocks["other_cores"].median() > OTHERS):
+        return ""
     read_ms, block_ms = blocks["read_ms"], blocks["step_ms"] * blocks["steps"]
-    if run.race is None:
-        excused = pd.Series(math.inf if blocks["other_cores"].median() > OTHERS else 0.0, index=blocks.index)
-    else:
-        excused = pd.DataFrame(dict(enumerate(others)), index=blocks.index).median(axis=1).fillna(0.0)
-    long = (read_ms - excused > np.maximum(OF_A_BLOCK * block_ms, READING_MS)).mean() > 0.5
-    if run.finished.machine.device != "cpu" or not long:
+    others = [e.run for e in finished if run.race is not None and e.run is not run and e.run.race == run.race]
+    of_others = {place: each.blocks.set_index("round")["read_ms"] for place, each in enumerate(others)}
+    usual = pd.DataFrame(of_others, index=blocks.index).median(axis=1).fillna(0.0) if others else 0.0
+    if not (read_ms - usual > np.maximum(OF_A_BLOCK * block_ms, READING_MS)).mean() > 0.5:
         return ""
     why = "its steps return before they are finished, or its weights are copied"
     share = (read_ms / block_ms).median()

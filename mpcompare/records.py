@@ -182,8 +182,12 @@ def status(folder: Path) -> str | None:
 
 
 def wrong_inputs(folders: Iterable[Path]) -> list[str]:
-    """Returns what is wrong with the input of each run, by their folders; nothing where a run got further than that, or
-    a record cannot be read, which the report says."""
+    """Returns what is wrong with the input of each run. It is nothing where a run got further than its input. It is
+    nothing, too, where a record cannot be read: the report says so.
+
+    Args:
+        folders: of the runs.
+    """
     try:
         results = [read_json(folder / RESULT) for folder in folders]
         wrong = all(each["status"] == "failed" and each.get("wrong_input") for each in results)

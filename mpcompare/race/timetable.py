@@ -173,13 +173,13 @@ class Remaining:
         return f"{'at least' if self.is_least else 'about'} {number:.{max(digits, 0)}f} {unit} left"
 
     def is_near(self, other: "Remaining") -> bool:
-        """Returns whether another estimate is less than one step of the words away."""
+        """Returns whether another estimate is less than one step of the words away from this one."""
         size, digits, _ = self._unit
         return self.is_least == other.is_least and abs(self.seconds - other.seconds) < size * 10.0**-digits
 
     @property
     def _unit(self) -> tuple[int, int, str]:
-        """The seconds of the unit in which it is said, its digits after the point, and its name."""
+        """The unit of the words: its seconds, the digits of a number after the point, and its name."""
         if self.seconds < 90:
             return 1, -1, "s"
         return (60, 0, "min") if self.seconds < 5400 else (3600, 1, "h")

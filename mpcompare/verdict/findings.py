@@ -82,7 +82,7 @@ class Findings:
     # the change of each parameter over training, as a sketch
     moved: dict[str, list[float]] = field(default_factory=dict)
     buffers: Buffers = field(default_factory=dict)  # those that training moved, as it left them
-    # after the step that follows, compared with those of a new backend that takes it, too
+    # the buffers after the step that follows, compared with the buffers of a new backend that takes this step, too
     last_buffers: Errors = field(default_factory=dict)
     held_out: HeldOut | None = None
     moves: Moves | None = None

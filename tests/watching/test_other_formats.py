@@ -17,7 +17,7 @@ class NormInBf16(nn.LayerNorm):
 
 
 class Between(nn.Module):
-    """Casts the numbers between two layers to a format, and back to that of a loop in fp16."""
+    """Casts the numbers between two layers to a format, and back to the format of a loop in fp16."""
 
     def __init__(self, dtype):
         super().__init__()

@@ -437,7 +437,7 @@ class Quantized(Trained):
 
 
 class Queue(nn.Module):
-    """Keys of earlier batches, kept in bf16, are compared with those of this one (He et al., arXiv 1911.05722)."""
+    """Keys of earlier batches, kept in bf16, are compared with the keys of this one (He et al., arXiv 1911.05722)."""
 
     def __init__(self):
         super().__init__()

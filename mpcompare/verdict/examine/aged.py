@@ -25,7 +25,7 @@ class Age:
     """The state of a backend after long training."""
 
     optimizer: Callable[[], dict[str, Params]]  # makes everything that it remembers
-    loss_scale: dict[str, float]  # the entries of its state that are not those of the start
+    loss_scale: dict[str, float]  # the entries of its state that differ from the start
 
 
 def age_of(young: Driver) -> Age | None:

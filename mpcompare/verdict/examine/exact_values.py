@@ -25,7 +25,7 @@ Lent = Mapping[str, str]  # by name a fingerprint of what is lent to backends
 class Problem:
     """Everything that exact values follow from."""
 
-    network: nn.Module  # that of the first passes, with its initial weights
+    network: nn.Module  # the network of the first passes, with its initial weights
     loss_fn: Loss
     batch: Batches  # the first one, as its micro-batches
 

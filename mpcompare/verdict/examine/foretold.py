@@ -35,7 +35,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Held:
     """Bytes that are known when training has ended."""
 
-    now: int  # those of the entrant's process, beyond its libraries
+    now: int  # the bytes of the entrant's process, beyond its libraries
     # params, largest: of all parameters in fp32, and of the largest one
     params: int
     largest: int

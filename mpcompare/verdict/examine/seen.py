@@ -36,7 +36,7 @@ class Seen(Change):
     moved_early: bool = False  # whether weights changed before the gradients of all micro-batches were there
     in_one_piece: bool = False  # whether the step had no phases
     draws_alike: bool = True  # whether the network drew the random numbers of the oracle's
-    norm: float = math.nan  # that of the gradients, as the maker says; NaN where it says none
+    norm: float = math.nan  # the norm of the gradients, as the maker says; NaN where it says none
     buffers: Mapping[str, Tensor] = field(default_factory=dict)  # before the step
 
     @property

@@ -41,7 +41,7 @@ class Subject:
     shared: Shared = ALONE  # values of the whole race: the oracle of the first step is the same for all entrants
     # a process in which no backend has been, where these are computed; None: they are computed here
     clean: CleanProcess | None = None
-    seed: int = 0  # that of the run, on which the random numbers of its training steps depend
+    seed: int = 0  # the seed of the run, on which the random numbers of its training steps depend
 
     def held_out_by(self, backend: Backend) -> HeldOut | None:
         """Returns loss and accuracy on held-out samples of the weights and buffers that a backend has now."""

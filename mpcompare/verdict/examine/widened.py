@@ -56,8 +56,8 @@ def grouped_product(
 
 
 def values_of(args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Any]:
-    """Yields the arguments of a function of torch, and those within lists and tuples. Pytrees know more containers, and
-    take so long that they were a sixth of a replay."""
+    """Yields the arguments of a function of torch, also from within lists and tuples. Pytrees know more containers, and
+    took a sixth of the time of a replay."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, (list, tuple)):
             yield from values_of(value)
@@ -73,8 +73,9 @@ def call_widened(func: Any, args: Any, kwargs: Any, dtype: torch.dtype, stored: 
     """Calls a function of torch. In float64 one that asks for narrower numbers gets float64, or complex128.
 
     Args:
-        stored: the format of 16 bits of a step that is replayed in fp32. One that asks for it gets numbers of that
-            format in fp32; one that asks for the other 16 bits gets fp32. None: fp32 replays nothing.
+        stored: the format of 16 bits of a step that is replayed in fp32. A function that asks for this format gets its
+            numbers, in fp32. A function that asks for the other format of 16 bits gets fp32. None: no step is replayed
+            in fp32.
     """
     func = IN_FULL.get(func, func)
     if dtype is not torch.float64 and stored is None:

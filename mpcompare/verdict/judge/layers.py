@@ -50,7 +50,7 @@ class Layers(Gradients):
     # torch's own kernels make of the same operands, where these are nearer
     of_kernels: Errors = field(default_factory=dict)
     factor: float = 1.0  # of the gradient at the output of the network, the loss scale put aside
-    # by place, as in ``places``, the format of 16 bits, another than the precision's, in which it is computed
+    # by place, as in ``places``, the format in which it is computed: the other format of 16 bits than the precision's
     formats: dict[str, str] = field(default_factory=dict)
     # whether the network was called once for each micro-batch, with its rows as they are. Masks that are drawn for
     # other rows are other masks

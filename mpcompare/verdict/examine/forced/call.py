@@ -97,7 +97,8 @@ class ForcedLayer:
             fill(params[name], replay.weights.numbers(p, self._stored(name, call)), replay.operand)
 
     def marks(self, params: Params) -> dict[str, tuple[int, float]]:
-        """Returns by parameter what changes where the layer's forward writes it. Torch's own layers write none."""
+        """Returns marks of the parameters. A mark changes when the layer's forward writes the parameter. Torch's own
+        layers write no parameter."""
         own = {} if is_torchs(self.module) else params
         return {name: (p.data_ptr(), float(spread(p, FEW).double().sum())) for name, p in own.items()}
 
@@ -171,7 +172,7 @@ class At:
     number: int
     call: Call
     layer: ForcedLayer | None = None
-    differentiates: bool = True  # Whether the network wants gradients there. Within its own ``no_grad`` it does not.
+    differentiates: bool = True  # The network wants gradients there. Within its own ``no_grad`` it wants none.
 
 
 class Forced(torch.autograd.Function):

@@ -21,15 +21,15 @@ from mpcompare.verdict.examine.forced.roundings import Roundings
 class KnownLayers:
     """The layers of products that no sample computes, with what they pass down in the exact replay."""
 
-    # network, record: those of the exact replay
+    # network, record: the network and the record of the exact replay
     network: nn.Module
     record: Record
-    dtype: torch.dtype  # that of the samples
+    dtype: torch.dtype  # the dtype of the samples
     # by part of the step and layer the number of results in the exact replay that a precision rounds
     results: Mapping[tuple[str, str], int]
     # is given each point of such a layer whose result in a sample is the exact one, rounded once
     sample: Callable[[Roundings, Point], None]
-    # Of the samples. Convolutions are among these layers only where they round what they return alone.
+    # The roundings of the samples. A convolution is among these layers only where it rounds nothing but its output.
     roundings: Roundings
     params: dict[str, list[str]] = field(default_factory=dict)  # by layer the parameters whose gradients it makes
 

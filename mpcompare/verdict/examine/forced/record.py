@@ -314,7 +314,8 @@ def _within_norms(network: nn.Module) -> set[nn.Module]:
 
 
 def is_transformed() -> bool:
-    """Returns whether a function of torch.func calls us, such as ``vmap``: tensors have no numbers of their own."""
+    """Returns whether a function of torch.func, such as ``vmap``, calls us. Tensors then have no numbers of their
+    own."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 

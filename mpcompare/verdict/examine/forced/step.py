@@ -206,8 +206,8 @@ def _statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:
 
 
 def _other_formats(errors: Errors, replay: Replay, storage: torch.dtype) -> dict[str, str]:
-    """Returns by place the format of 16 bits, another than the precision's, in which its numbers were seen, or for
-    which the network itself asks on the way there."""
+    """Returns, by place, a format of 16 bits that is not the format of the precision. The numbers of the place were
+    seen in it, or the network itself asked for it on the way there."""
     formats = [(f"{p.kind} {p.layer}", dtype) for p, (_, _, dtype) in errors.errors.items() if p.kind != "parameter"]
     formats += [(at, dtype) for at, asked in replay.casts.items() for dtype in asked]
     return {at: dtype_name(dtype) for at, dtype in formats if dtype in HALF and dtype is not storage}
@@ -235,8 +235,8 @@ def _place(errors: Errors, point: Point, u: float) -> PlaceError:
 
 
 def _stored_in(recorded: Recorded, point: Point) -> float:
-    """Returns the unit roundoff of a buffer that is kept in 16 bits, such as a queue of keys: the network casts what it
-    keeps there. It is 0 at any other point."""
+    """Returns the unit roundoff of a buffer in 16 bits, such as a queue of keys. The network rounds what it keeps
+    there. It is 0 at any other point."""
     b = recorded.buffers.get(point.layer) if point.kind == "buffer" else None
     return torch.finfo(b.dtype).eps / 2 if b is not None and b.dtype in HALF else 0.0
 

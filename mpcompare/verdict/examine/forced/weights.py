@@ -78,7 +78,8 @@ class Weights(TorchFunctionMode):
             args, kwargs = tree_map_only(nn.Parameter, self.taken, (args, kwargs))
         self.asked |= asked_of(func, args, kwargs)
         result = call_widened(func, args, kwargs, self.dtype, self.stored)
-        # A cast of a queue in 16 bits is a copy: the network may write into the queue, and backward needs what it was.
+        # In the step a cast of a queue in 16 bits is a copy. The network may write into the queue before backward, and
+        # backward needs the old numbers.
         is_same = func in CASTS and result is args[0] and not result.requires_grad
         return result.clone() if is_same else result
 

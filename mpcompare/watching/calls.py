@@ -216,7 +216,7 @@ def _add(called: Called, record: Record) -> None:
 
 
 def _one_call_each(tape: Sequence[Event]) -> list[Event]:
-    """Returns a tape on which each call of the network has one backward pass.
+    """Returns a tape on which each call of the network has one backward pass at most.
 
     Several losses may go back through one call, ``backward(retain_graph=True)``, and a replay goes back through each
     call once. So the call is made once more for each further pass, with all that the loop computed of it for that loss.
@@ -229,8 +229,9 @@ def _one_call_each(tape: Sequence[Event]) -> list[Event]:
     made: list[Event] = []
     for place, event in enumerate(tape):
         if isinstance(event, Called):
-            first = next(iter(through[id(event)]), None)  # None: torch.autograd.grad asked for its gradients
-            made.append(event if first is None else replace(event, only=first.passes))
+            first = next(iter(through[id(event)]), None)
+            # Without a root, torch.autograd.grad asked for its gradients: they are in no parameter's gradient.
+            made.append(replace(event, only=frozenset() if first is None else first.passes))
         elif isinstance(event, Root):
             if again := [c for c in tape[:place] if isinstance(c, Called) and event in through[id(c)][1:]]:
                 played = [*again, *_of_calls(again, tape[: place + 1])]

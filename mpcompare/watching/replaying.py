@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
@@ -135,15 +135,12 @@ class FromTheRoot(Replay):
         """Keeps values that the network computes in the call that is made while it is entered."""
         self.outputs = {each.module: [] for each in inner if not each.attribute}
         modules = {name: self.network.get_submodule(name) for name in self.outputs if name not in self.record.calls}
-        handles = [
-            module.register_forward_hook(lambda _, __, result, name=name: self.passed_on(name, tree_leaves(result)))
-            for name, module in modules.items()
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, module in modules.items():
+                hooks.enter_context(
+                    module.register_forward_hook(lambda _, __, y, name=name: self.passed_on(name, tree_leaves(y)))
+                )
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
         for each in inner:
             if each.attribute:
                 made = tree_leaves(vars(self.network.get_submodule(each.module))[each.attribute])

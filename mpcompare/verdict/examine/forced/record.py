@@ -8,7 +8,7 @@ network stands in the record as one more layer, ``(output)``, that hands on its 
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -92,13 +92,11 @@ class Record:
 def recorded(network: nn.Module) -> Iterator[Record]:
     """Yields the record of the step that is taken while it is entered. The step computes the same bits as without."""
     recorder = Recorder()
-    handles = recorder.attach(network)
-    try:
+    with ExitStack() as hooks:
+        for handle in recorder.attach(network):
+            hooks.enter_context(handle)
         with Noted(recorder.record.drawn):
             yield recorder.record
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def calls_of(products: Products, inputs: Sequence[Tensor]) -> dict[str, list[Call]]:

@@ -61,7 +61,7 @@ class Look(TorchFunctionMode):
         if self.attached.eager:
             self._stance = torch.compiler.set_stance("force_eager")
         if not self.attached.hides_layers:
-            self._handles += self.sums.calls.recorder.attach(self.network)
+            self.sums.calls.recorder.attach(self.network)
             own_functions.listen(self._own)
         for _, module in called:
             after = Hook(module, self._returned)
@@ -87,7 +87,8 @@ class Look(TorchFunctionMode):
             self.on = False
             if self._stance is not None:
                 self._stance.__exit__(None, None, None)
-            for handle in (*self._handles, *self.sums.calls.recorder.on_leaves):
+            self.sums.calls.recorder.detach()
+            for handle in self._handles:
                 handle.remove()
             scalers.look_away(self.steps.of_scaler)
             own_functions.leave(self._own)

@@ -8,7 +8,7 @@ network stands in the record as one more layer, ``(output)``, that hands on its 
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -92,11 +92,12 @@ class Record:
 def recorded(network: nn.Module) -> Iterator[Record]:
     """Yields the record of the step that is taken while it is entered. The step computes the same bits as without."""
     recorder = Recorder()
-    with ExitStack() as hooks:
-        for handle in recorder.attach(network):
-            hooks.enter_context(handle)
+    recorder.attach(network)
+    try:
         with Noted(recorder.record.drawn):
             yield recorder.record
+    finally:
+        recorder.detach()
 
 
 def calls_of(products: Products, inputs: Sequence[Tensor]) -> dict[str, list[Call]]:
@@ -177,22 +178,27 @@ class Recorder:
         self._counts: Counter[str] = Counter()  # by module its calls within that of the network
         self.before: dict[str, int] = {}  # by layer the number of its calls before that of the network
         self.life: object = None  # is kept by the graph of the call of the network that is under way
-        self.on_leaves: list[RemovableHandle] = []  # hooks on outputs that are parameters: these outlive every graph
+        # of the hooks that outlive a graph: hooks on modules, and hooks on outputs that are parameters
+        self.handles: list[RemovableHandle] = []
         self.whole: list[Call] = []  # the calls of the network that are under way
         self.open: list[Call | None] = []  # the modules that are being called; None: one that has called another
 
-    def attach(self, network: nn.Module) -> list[RemovableHandle]:
-        """Puts hooks on all modules of a network but those within its norms, and returns them."""
-        self.network, handles, within = network, [], _within_norms(network)
+    def attach(self, network: nn.Module) -> None:
+        """Puts hooks on all modules of a network but those within its norms."""
+        self.network, within = network, _within_norms(network)
         for name, module in network.named_modules():
             if module in within:
                 continue
             called, returned = (
                 Hook(module, partial(self.guard, method, name)) for method in (self.called, self.returned)
             )
-            handles.append(module.register_forward_pre_hook(called, with_kwargs=True))
-            handles.append(module.register_forward_hook(returned, with_kwargs=True))
-        return handles
+            self.handles.append(module.register_forward_pre_hook(called, with_kwargs=True))
+            self.handles.append(module.register_forward_hook(returned, with_kwargs=True))
+
+    def detach(self) -> None:
+        """Removes all hooks but those that are freed with their graph."""
+        for handle in self.handles:
+            handle.remove()
 
     def called(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if is_transformed():
@@ -259,7 +265,7 @@ class Recorder:
                 with torch._C.DisableTorchFunction():  # another look sees what hooks a loop puts on tensors
                     handle = value.register_hook(partial(self.guard, self._put, name, call, place))
                 if value.is_leaf:
-                    self.on_leaves.append(handle)
+                    self.handles.append(handle)
                 if (node := value.grad_fn) is not None:
                     hooks, number = value._backward_hooks, value.output_nr
                     node.register_prehook(partial(self.guard, self._put_again, call, place, hooks, number, self.life))

@@ -160,8 +160,8 @@ class Board:
         return table
 
     def _time_left(self, now: float, unknown: str = "") -> str:
-        """Returns the time that is left, in words. The words change when the estimate has moved by a whole step of them:
-        an estimate that goes up and down by less is no news."""
+        """Returns the time that is left, in words. The words change when the estimate has moved by a whole step of
+        them: an estimate that goes up and down by less is no news."""
         left = self.timetable.remaining(now)
         if left is None or self.left is None or not left.is_near(self.left):
             self.left = left

@@ -50,6 +50,19 @@ def test_weights_that_the_loop_moves_are_a_fact(change):
     assert TINY.run(mpcompare.watch).facts["moved_between_updates"] == []
 
 
+def test_weights_that_move_before_a_step_are_a_fact():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        model(torch.randn(8, 4)).square().mean().backward()
+        with torch.no_grad():
+            model.bias.mul_(0.5)
+        optimizer.step()
+    assert seen.defects == []
+    assert seen.facts["moved_before_steps"] == ["bias"]
+
+
 def test_a_norm_that_holds_gradients_which_nobody_unscaled():
     def optimizer(params):
         return torch.optim.SGD([p for p in params if len(p) != 3], lr=0.1)  # the last layer is forgotten

@@ -365,6 +365,15 @@ class LossOfEach(Trained):
         return torch.vmap(lambda z, k: z.logsumexp(0) - z.gather(0, k[None]).squeeze(0))(model(x).float(), y).mean()
 
 
+class AttackedLossOfEach(LossOfEach):
+    """The gradients of the attack are in no parameter's gradient, and the loss is hidden."""
+
+    def loss(self, model, x, y, number):
+        moved = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(F.cross_entropy(model(moved).float(), y), moved)
+        return super().loss(model, x + 0.03 * slope.sign(), y, number)
+
+
 class SlopeOfEach(Trained):
     not_examined = ("the network is called by a function of torch.func",)
 
@@ -519,8 +528,8 @@ class LastLayerAlone(Trained):
 SLOW = [LastLayerAlone, PenaltyOfSlopes, FastWeights, SlopeOfEach, Amplified, Quantized, Balanced, CompiledLoss]
 LOOPS = [Annealed, Unfrozen, AuxiliaryLoss, KeptOutside, Features, ClippedByHooks, HookOnAnOutput, LastLayerCleared,
          DecayedByHand, SetByHand, LoggedBefore, NearACopy, FastTeacher, Discriminated, PseudoLabels,
-         NoisyForBackward, WrittenInForward, Attacked, LossOfEach, Temperature, MomentumByHand, KeysIn16Bits,
-         Grown]  # fmt: skip
+         NoisyForBackward, WrittenInForward, Attacked, LossOfEach, AttackedLossOfEach, Temperature, MomentumByHand,
+         KeysIn16Bits, Grown]  # fmt: skip
 
 
 @pytest.mark.parametrize("loop", [*LOOPS, *(pytest.param(loop, marks=pytest.mark.slow) for loop in SLOW)])

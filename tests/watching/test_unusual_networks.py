@@ -255,3 +255,29 @@ def test_the_bias_of_a_convolution_before_a_norm_is_summed_in_float64():
     calls = seen.look.used()[0].record.calls["0"]
     exact = sum(call.gradients[0].double().sum((0, 2, 3)) for call in calls).norm()
     assert seen.replays[0].layers.gradients["0.bias"].norm == pytest.approx(float(exact), rel=1e-9)
+
+
+class Prompted(nn.Module):
+    """A layer of it returns its own parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.prompt, self.last = Prompt(), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(x + self.prompt())
+
+
+class Prompt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(1, 4))
+
+    def forward(self):
+        return self.rows
+
+
+def test_a_parameter_that_a_layer_returns_has_no_hook_after_a_look():
+    loop = replace(LOOP, make=Prompted)
+    loop.run(mpcompare.watch, steps=1)
+    assert not loop.made["model"].prompt.rows._backward_hooks

@@ -38,7 +38,7 @@ def test_every_option_composes_and_instantiates(group, option):
     override = f"+{group}={option}" if group in ("experiment", "ablation") else f"{group}={option}"
     # A template needs the user's module or function, and reviews need a model with a vocabulary.
     needs = {
-        "module": ["task.model._target_=torch.nn.Linear", "+task.model.in_features=784", "+task.model.out_features=10"],
+        "module": LINEAR,
         "function": ["data._target_=mpcompare.tasks.data.generated.digits"],
         "imdb": ["task=imdb_lstm"],
         "torch": LEFT["optimizer=torch"],
@@ -64,8 +64,9 @@ def test_every_combination_of_backend_task_and_loss_scale_composes():
 
 
 # Values that an option leaves to the user.
+LINEAR = ["task.model._target_=torch.nn.Linear", "+task.model.in_features=784", "+task.model.out_features=10"]
 LEFT = {
-    "task=module": ["task.model._target_=torch.nn.Linear"],
+    "task=module": LINEAR,
     "optimizer=torch": ["task.optimizer._target_=torch.optim.RAdam"],
 }
 

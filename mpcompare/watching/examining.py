@@ -21,7 +21,7 @@ from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes, of_all
 from mpcompare.verdict.examine.mistakes import DECOUPLED
-from mpcompare.verdict.examine.seen import Seen, all_finite, digits
+from mpcompare.verdict.examine.seen import Seen, digits
 from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers
@@ -56,7 +56,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     precision = _precision(dtypes.values())
     if seen.hidden:
         return Replayed(precision.name, None, seen.hidden, dtypes=dtypes)
-    if not all_finite(seen.grads):
+    if not all(math.isfinite(g.norm) for g in seen.grads.values()):
         return Replayed(precision.name, None, "its gradients hold inf or NaN", dtypes=dtypes)
     hidden = next((root.hidden for root in seen.roots if root.hidden), "")
     apart = {name for root in seen.roots if root.hidden for name in root.uses} | seen.hooked
@@ -78,7 +78,8 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
             kernels = of_kernels(network, seen.record, seen.buffers_after)
         loss = 0.0 if hidden else sum(root.loss for root in seen.roots)  # one that is hidden is not judged
         batches: Any = [None] * len(seen.roots)
-        step = Recorded(seen.record, network, no_loss, batches, loss, seen.grads, 1.0, seen.buffers_after, replays=make)
+        grads = {name: g.part for name, g in seen.grads.items()}
+        step = Recorded(seen.record, network, no_loss, batches, loss, grads, 1.0, seen.buffers_after, replays=make)
         with torch.enable_grad(), without_autocast():
             layers = compared_with_the_replay(step, precision, earlier)
     except NotReplayedError as error:

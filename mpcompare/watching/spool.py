@@ -24,7 +24,7 @@ PIECE = 1 << 26  # bytes by which the file grows
 
 
 @contextmanager
-def _unseen() -> Iterator[None]:
+def unseen() -> Iterator[None]:
     """No mode sees what is computed while it is entered. The modes of the watch take longer than the copies."""
     with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
@@ -44,7 +44,7 @@ class Spool:
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Returns a copy, row by row if it lies in the file."""
-        with _unseen():
+        with unseen():
             tensor = tensor.detach().resolve_conj().resolve_neg()
             if tensor.nbytes < SMALL or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
                 return tensor.clone()
@@ -57,7 +57,7 @@ class Spool:
 
     def some(self, tensor: Tensor) -> Tensor:
         """Returns a copy of some elements, in one row."""
-        with _unseen():
+        with unseen():
             return self.copy(spread(numbers(tensor)))
 
     def _write(self, tensor: Tensor) -> Tensor:

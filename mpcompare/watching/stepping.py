@@ -16,6 +16,7 @@ from mpcompare.watching import scalers
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.scalers import ScaleChange
+from mpcompare.watching.spool import unseen
 from mpcompare.watching.steps import Taken
 from mpcompare.watching.sums import Sums
 
@@ -60,10 +61,11 @@ class Steps:
         if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a fused one unscales by itself
             by, taken.unscaled = 1.0 / float(scale), True
         found = {n: p.grad for n, p in self._owned(name) if p.grad is not None}
-        taken.given = {n: self.sums.spool.copy(spread(numbers(g)) * by) for n, g in found.items()}
-        taken.finite = all_finite(found)
-        if taken.asked is not None and found:
-            taken.norm = total_norm({n: numbers(g) for n, g in found.items()}, 2.0) * by
+        with unseen():
+            taken.given = {n: self.sums.spool.copy(spread(numbers(g)) * by) for n, g in found.items()}
+            taken.finite = all_finite(found)
+            if taken.asked is not None and found:
+                taken.norm = total_norm({n: numbers(g) for n, g in found.items()}, 2.0) * by
         taken.row_by_row = frozenset(n for n, g in found.items() if g.is_sparse and not g.is_coalesced())
         taken.by_scaler = self._by_scaler
         self.step = taken

@@ -3,18 +3,24 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Record
-from mpcompare.verdict.examine.numerics import spread, total_norm
-from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.tape import Called, Event, Op, Root
 
 PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
+
+
+@dataclass(frozen=True)
+class LeftGradient:
+    """The gradient of a parameter as backward left it."""
+
+    part: Tensor  # all of it, or some elements of a large one: see ``in_part``
+    some: Tensor  # the elements that are looked at of each tensor of a step: see ``spread``
+    norm: float  # of all of it; inf or NaN where it holds any
 
 
 @dataclass(eq=False)
@@ -23,7 +29,7 @@ class Sum:
 
     record: Record  # of the calls of the layers
     tape: list[Event]  # everything between the network's output and ``backward``
-    grads: Params  # all of them, before anything changed them
+    grads: dict[str, LeftGradient]  # before anything changed them
     weights: Params  # as the first call of the network had them
     first: Called | None  # that call; None where none was seen
     buffers_after: Params  # after the last call that is a part of it
@@ -104,25 +110,25 @@ class Taken:
     closures: int = 0  # how often the optimizer called its closure again
     in_backward: bool = False  # whether a hook of backward took the step, when the gradient of a parameter was there
 
-    @cached_property
+    @property
     def raw(self) -> Params:
         """The gradients as backward left them, some elements of each."""
-        return {n: spread(g) for n, g in self._grads()}
+        return {n: g.some for n, g in self._grads()}
 
-    @cached_property
+    @property
     def norms(self) -> dict[str, float]:
         """By parameter the norm of all of a raw gradient."""
-        return {n: total_norm({n: g}, 2.0) for n, g in self._grads()}
+        return {n: g.norm for n, g in self._grads()}
 
     @property
     def overflowed(self) -> list[str]:
         """The parameters that the optimizer got with a gradient, which held inf or NaN as backward left it."""
-        return [n for n, g in self._grads() if n in self.given and not all_finite({n: g})]
+        return [n for n, norm in self.norms.items() if n in self.given and not math.isfinite(norm)]
 
     @property
     def losses(self) -> list[float]:
         """Those of the backward passes that its gradients come from."""
         return [root.loss for root in self.sum.roots] if self.sum else []
 
-    def _grads(self) -> list[tuple[str, Tensor]]:
+    def _grads(self) -> list[tuple[str, LeftGradient]]:
         return [(n, g) for n, g in self.sum.grads.items() if n in self.settings] if self.sum else []

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.numerics import numbers, same_bits, total_norm
+from mpcompare.verdict.examine.numerics import in_part, numbers, same_bits, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.calls import Calls
 from mpcompare.watching.guard import Guard
-from mpcompare.watching.steps import Sum
+from mpcompare.watching.spool import unseen
+from mpcompare.watching.steps import LeftGradient, Sum
 from mpcompare.watching.tape import Root, line_of_user
 
 NORMS = ("_foreach_norm", "linalg_vector_norm", "norm", "vector_norm", "linalg_norm")
@@ -47,7 +47,7 @@ class Sums:
         self.backwards = self._dropped = self._given_up = 0
         self._left: dict[str, Tensor] = {}  # the gradients that backward left
         self._versions: dict[str, int] = {}  # how often each had been written to
-        self._kept: Params | None = None  # copies of them, as they were before anything changed them
+        self._kept: dict[str, LeftGradient] | None = None  # as they were before anything changed them
         self._closed: Sum | None = None
         self._stale: list[str] = []  # the parameters whose gradients hold those of the update before, too
         self._meant: set[str] = set()  # some of them, changed by the loop since the step, as by a momentum by hand
@@ -141,7 +141,7 @@ class Sums:
     def _is_changed(self) -> bool:
         """Returns whether gradients have other bits than backward left."""
         kept = self._kept or {}
-        return any(not same_bits(g, numbers(self._left[name])) for name, g in kept.items())
+        return any(not same_bits(g.part, in_part(numbers(self._left[name]))) for name, g in kept.items())
 
     def _is_left(self, name: str) -> bool:
         """Returns whether a gradient is as the last backward left it; so may one be that is 0."""
@@ -197,7 +197,12 @@ class Sums:
         if self._kept is None:
             if any(g._version != self._versions[name] for name, g in self._left.items()):
                 self.calls.hide("something changes the gradients that nobody sees, such as a compiled function")
-            self._kept = {name: self.spool.copy(numbers(g)) for name, g in self._left.items()}
+            with unseen():
+                self._kept = {name: self._copy(name, g) for name, g in self._left.items()}
+
+    def _copy(self, name: str, grad: Tensor) -> LeftGradient:
+        dense = numbers(grad)
+        return LeftGradient(self.spool.copy(in_part(dense)), self.spool.some(dense), total_norm({name: dense}, 2.0))
 
     def close(self, names: Collection[str]) -> Sum | None:
         """Returns the sum that is there; None where no backward came since the last step that closed one.

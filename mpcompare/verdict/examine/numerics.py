@@ -64,7 +64,8 @@ def total_norm(grads: Mapping[str, Tensor], norm_type: float) -> float:
     Args:
         norm_type: 2 for the root of the sum of squares, inf for the largest element, any other p likewise.
     """
-    norms = [torch.linalg.vector_norm(g, norm_type, dtype=torch.float64) for g in grads.values()]
+    # torch.linalg.vector_norm(g, dtype=torch.float64) takes seven times as long on a CPU
+    norms = [torch.linalg.vector_norm(part.double(), norm_type) for g in grads.values() for (part,) in chunks(g)]
     return torch.linalg.vector_norm(torch.stack(norms), norm_type).item()
 
 
@@ -92,6 +93,7 @@ def numbers(tensor: Tensor) -> Tensor:
 
 
 SPREAD = CHUNK
+PART = 1 << 20  # elements that are seen of a gradient in a loop
 
 
 def spread(tensor: Tensor, most: int | None = None) -> Tensor:
@@ -102,6 +104,11 @@ def spread(tensor: Tensor, most: int | None = None) -> Tensor:
         return t.view(-1)[:: stride_of(t, most or SPREAD)].clone()
     at = places(t, most or SPREAD)
     return t.flatten().clone() if at is None else t[at]
+
+
+def in_part(tensor: Tensor) -> Tensor:
+    """Returns a tensor, or of a large one at most ``PART`` elements, in one row."""
+    return tensor if tensor.numel() <= PART else spread(tensor, PART)
 
 
 def spreads(tensors: Mapping[str, Tensor], most: int | None = None) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
 from mpcompare.verdict.examine.forced.weights import in_dtype
+from mpcompare.verdict.examine.numerics import in_part
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.layers import Layers
 
@@ -45,10 +46,14 @@ class Recorded:
     loss_fn: Loss
     batches: Batches
     loss: float  # as the backend says
-    grads: Mapping[str, Tensor]  # unscaled and not clipped, by parameter
+    grads: Mapping[str, Tensor]  # unscaled and not clipped, by parameter; of a large one in a loop ``in_part``
     scale: float  # the loss scale
     buffers: Mapping[str, Tensor]  # after the step
     replays: Callable[..., Replay] = Replay  # makes the replay
+
+    def seen(self, name: str, gradient: Tensor) -> Tensor:
+        """Returns those elements of the gradient of a parameter that the record has."""
+        return in_part(gradient) if name in self.grads and self.grads[name].shape != gradient.shape else gradient
 
 
 def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: EarlierSteps | None = None) -> Layers:
@@ -71,6 +76,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     gradients: dict[str, GradientError | None] = {}
 
     def compare_gradient(name: str, exact: Tensor) -> None:
+        exact = recorded.seen(name, exact)
         shown = recorded.grads[name] if name in recorded.grads else torch.zeros_like(exact)
         errors.compare(Point("parameter", name), shown, exact, gradient)
         gradients.update(gradient_errors(recorded.grads, {name: exact}))
@@ -143,7 +149,7 @@ def _take_samples(
         again.operand, again.storage = roundings.quantity, storage
         again.summed, again.known = roundings.round_, known
         again.stored = lambda value: roundings.round_(value.clone())
-        again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), g)
+        again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), recorded.seen(name, g))
         try:
             with roundings, in_operations(recorded.network):
                 again.run()
@@ -175,7 +181,7 @@ def _sum_terms(
         terms = _replay(recorded, dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
         terms.operand = terms.stored = rounded
         terms.storage, terms.stores_all = storage, True
-        terms.found = lambda name, g: errors.summed(Point("parameter", name), g, u)
+        terms.found = lambda name, g: errors.summed(Point("parameter", name), recorded.seen(name, g), u)
         try:
             terms.run()
             break

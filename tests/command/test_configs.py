@@ -219,7 +219,7 @@ def test_a_backend_is_a_config_a_file_and_a_row_of_the_documents():
     page = (CONF.parent / "docs" / "peers.md").read_text()
     described = set(re.findall(r"^\| `(\w+)` \|", page.split("## Rows")[1].split("\n## ")[0], re.MULTILINE))
     assert (files, peers) == (rows, described)
-    assert files == named_in_readme("backend")
+    assert files == named_in_readme()
     assert set(GROUPS["backend"]) == files | peers
     for name in files | peers:
         module = f"mpcompare.backends.{'peers.' if name in peers else ''}{name}"
@@ -235,18 +235,19 @@ def test_each_library_has_an_extra_of_its_name():
     assert f"mpcompare[{','.join(sorted(libraries))}]" in extras
 
 
-def named_in_readme(kind):
-    """Returns the names in the first column of the README's table of backends, or of tasks."""
+def named_in_readme():
+    """Returns the names in the first column of the README's table of backends."""
     readme = (CONF.parent / "README.md").read_text()
-    table = readme.partition(f"| {kind} | ")[2].partition("\n\n")[0]
+    table = readme.partition("| backend | ")[2].partition("\n\n")[0]
     firsts = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     return {name for first in firsts for name in re.findall(r"`(\w+)`", first)}
 
 
-def test_a_task_is_a_config_and_a_row_of_the_documents():
+def test_a_task_is_a_config_a_row_of_its_page_and_named_in_the_readme():
     page = (CONF.parent / "docs" / "tasks.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)` \|", page.partition("## The parts")[0], re.MULTILINE))
-    assert set(GROUPS["task"]) == rows == named_in_readme("task")
+    readme = (CONF.parent / "README.md").read_text().partition("A [task]")[2].partition("\n\n")[0]
+    assert set(GROUPS["task"]) == rows == set(re.findall(r"`(\w+)`", readme))
 
 
 def test_the_task_brings_its_data_and_the_command_line_has_the_last_word():

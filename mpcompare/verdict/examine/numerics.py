@@ -99,11 +99,7 @@ PART = 1 << 20  # elements that are seen of a gradient in a loop
 def spread(tensor: Tensor, most: int | None = None) -> Tensor:
     """Returns a copy of at most so many elements of a tensor, else ``SPREAD``, in one row, the same ones in any
     layout."""
-    t = tensor.detach()
-    if t.is_contiguous():
-        return t.view(-1)[:: stride_of(t, most or SPREAD)].clone()
-    at = places(t, most or SPREAD)
-    return t.flatten().clone() if at is None else t[at]
+    return tensor.detach().flatten()[:: stride_of(tensor, most or SPREAD)].clone()
 
 
 def in_part(tensor: Tensor) -> Tensor:

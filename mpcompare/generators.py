@@ -2,6 +2,7 @@
 
 import json
 import random
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,25 @@ def put_back(states: GeneratorStates, device: torch.device = CPU) -> None:
         np.random.set_state(states["numpy"])
     if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
+
+
+class DeviceGenerator:
+    """Torch's generator of a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def get(self) -> Tensor:
+        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.get_rng_state()
+
+    def set(self, state: Tensor) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state, self.device)
+        else:
+            torch.set_rng_state(state)
+
+    def fingerprint(self) -> int:
+        return zlib.crc32(self.get().numpy().tobytes())
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class Calls:
         return Called(
             part=part,
             slots=[],
-            generators=generators.states(),
+            generators=generators.states(next(iter(self.params.values())).device),
             buffers=self.buffers(),
             attributes=attributes,
             trained=trained,

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare import generators
+from mpcompare.generators import GeneratorStates
 from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
@@ -56,13 +57,13 @@ class Derivatives:
         def begins(kind: type[Function], args: tuple[Any, ...]) -> Ended:
             if finds_out or kind in self._wrong:  # copies: forward may write into what it is given
                 args = tuple(a.detach().clone().requires_grad_(a.requires_grad) if is_real(a) else a for a in args)
-            return partial(ends, kind, args, calls(), torch.get_rng_state())
+            return partial(ends, kind, args, calls(), generators.states(replay.device))
 
-        def ends(kind: type[Function], args: Any, before: int, generator: Tensor, node: Any, _: Any) -> None:
+        def ends(kind: type[Function], args: Any, before: int, drawn: GeneratorStates, node: Any, _: Any) -> None:
             if calls() != before:
                 self.believed.add(kind.__name__)
             elif finds_out or kind in self._wrong:
-                forward = _Forward(kind, args, generator, replay.weights)
+                forward = _Forward(kind, args, drawn, replay.device, replay.weights)
                 node.register_hook(partial(self._derived, forward, finds_out))
 
         def apply(kind: type[Function], *args: Any, **kwargs: Any) -> Any:  # torch's modes do not see what it is given
@@ -119,8 +120,15 @@ class Derivatives:
 class _Forward:
     """A call of the forward method, outside its function."""
 
-    def __init__(self, kind: type[Function], args: Any, generator: Tensor, widened: TorchFunctionMode) -> None:
-        self.kind, self.generator, self.widened = kind, generator, widened
+    def __init__(
+        self,
+        kind: type[Function],
+        args: Any,
+        drawn: GeneratorStates,
+        device: torch.device,
+        widened: TorchFunctionMode,
+    ) -> None:
+        self.kind, self.drawn, self.device, self.widened = kind, drawn, device, widened
         self.args = [a.detach() if isinstance(a, Tensor) else a for a in args]
         self.trained = [isinstance(a, Tensor) and a.requires_grad for a in args]
 
@@ -160,8 +168,8 @@ class _Forward:
         context: Any = FunctionCtx()
         context.needs_input_grad = tuple(self.trained)
         given = (context,) if has_context(self.kind) else ()
-        with generators.kept():
-            torch.set_rng_state(self.generator)
+        with generators.kept(self.device):
+            generators.put_back(self.drawn, self.device)
             with called(), self.widened:  # autograd calls hooks outside of all modes
                 result = forward_of(self.kind)(*given, *args)
         return result if isinstance(result, tuple) else (result,)

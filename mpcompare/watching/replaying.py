@@ -116,7 +116,7 @@ class FromTheRoot(Replay):
 
     def _called(self, event: Called, call: Call, values: dict[Slot, Tensor]) -> Any:
         """Calls the network as it was called then, keeps its inner values, and returns its output."""
-        generators.put_back(event.generators)
+        generators.put_back(event.generators, self.device)
         set_attributes(self.network, event.attributes, self.dtype)
         if self.latest is not None:  # the loop may have called the network in between, without gradients
             _move_buffers(self.network, self.latest.after, event.buffers)
@@ -175,8 +175,8 @@ class FromTheRoot(Replay):
 
     def play(self, op: Op, values: dict[Slot, Tensor]) -> None:
         """Calls a function again, with the values that it is given here."""
-        if op.generator is not None:
-            torch.set_rng_state(op.generator)
+        if op.state is not None:
+            op.generator.set(op.state)
         leaves = [self._leaf(leaf, values) for leaf in op.leaves]
         args, kwargs = tree_unflatten(leaves, op.spec)
         if isinstance(op.func, type):
@@ -265,7 +265,8 @@ def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module
     if params.keys() != at.weights.keys():
         raise NotReplayedError("the network has got other layers or weights since")
     trained = {n: n in seen.first.trained and n in seen.owned for n in params}
-    copied = copy_of(network, {id(p): nn.Parameter(at.weights[n], trained[n]) for n, p in params.items()})
+    as_then = {n: nn.Parameter(at.weights[n].to(p.device), trained[n]) for n, p in params.items()}
+    copied = copy_of(network, {id(p): as_then[n] for n, p in params.items()})
     set_attributes(copied, seen.first.attributes)
     for module in copied.modules():
         if hasattr(module, "sparse"):
@@ -289,5 +290,6 @@ def no_loss(output: Any, targets: Any) -> Tensor:
 def without_autocast() -> Iterator[None]:
     """Nothing is cast while it is entered, whatever autocast a network enters by itself."""
     nothing: dict[str, Any] = {"__enter__": lambda self: self, "__exit__": lambda self, *error: None}
-    with torch.autocast("cpu", enabled=False), mock.patch.multiple(torch.autocast, **nothing):
+    outside = (torch.autocast(device, enabled=False) for device in ("cpu", "cuda"))
+    with next(outside), next(outside), mock.patch.multiple(torch.autocast, **nothing):
         yield

@@ -17,7 +17,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import TreeSpec, tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mpcompare.generators import GeneratorStates
+from mpcompare.generators import DeviceGenerator, GeneratorStates
 from mpcompare.verdict.examine.forced.record import Call
 from mpcompare.watching.attributes import Attributes
 
@@ -104,7 +104,8 @@ class Op:
     leaves: list[Any]
     spec: TreeSpec
     hidden: str  # where one of its arguments comes from that nobody saw; empty where all are known
-    generator: Tensor | None  # the state of the generator before it; None where it drew no random numbers
+    generator: DeviceGenerator  # of the device of its first tensor
+    state: Tensor | None  # of that generator before it; None where it drew no random numbers
     scaled: bool  # whether a ``GradScaler`` called it
     line: str  # of the user's code
     labels: int | None  # how many labels a loss counted
@@ -128,8 +129,8 @@ class Op:
         """Notes its results."""
         self.results, self.dtypes = slots, [t.dtype if isinstance(t, Tensor) else None for t in results]
         self.scalar = len(results) == 1 and isinstance(results[0], Tensor) and results[0].numel() == 1
-        if self.generator is not None and torch.equal(self.generator, torch.get_rng_state()):
-            self.generator = None
+        if self.state is not None and torch.equal(self.state, self.generator.get()):
+            self.state = None
 
     def needs(self) -> Iterator[Slot]:
         """Yields the slots that it is given."""
@@ -193,9 +194,9 @@ class Tape:
             self.slot(first, self.copy(first))
         hidden: list[str] = []
         kept = [self.ref(leaf, hidden) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        labels, generator = _labels(name, args, kwargs), torch.get_rng_state()
+        labels, generator = _labels(name, args, kwargs), DeviceGenerator(first.device)
         why = next(iter(hidden), "")
-        return Op(func, kept, spec, why, generator, scaled, line_of_user(), labels, mutates), first
+        return Op(func, kept, spec, why, generator, generator.get(), scaled, line_of_user(), labels, mutates), first
 
     def end(self, op: Op, first: Tensor, result: Any) -> None:
         """Notes a call where its result requires a gradient."""

@@ -4,7 +4,6 @@ A number is known by the state of torch's generator before it was drawn. A check
 puts the generator back, and so draws the same numbers.
 """
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,29 +12,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from mpcompare.generators import CPU, DeviceGenerator
+
 Key = tuple[int, str, torch.Size]  # the generator's state, the operator, and the shape of its result
 Drawn = dict[Key, tuple[list[Tensor], Tensor]]  # the tensors drawn, and the state after it
 _DROPOUT = torch.ops.aten.native_dropout.default
-
-
-class _Generator:
-    """The generator that an operator draws from: that of the device of its first tensor."""
-
-    def __init__(self, arguments: Any) -> None:
-        tensors = [t for t in tree_flatten(arguments)[0] if isinstance(t, Tensor)]
-        self.device = tensors[0].device if tensors else torch.device("cpu")
-
-    def get(self) -> Tensor:
-        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.get_rng_state()
-
-    def set(self, state: Tensor) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(state, self.device)
-        else:
-            torch.set_rng_state(state)
-
-    def fingerprint(self) -> int:
-        return zlib.crc32(self.get().numpy().tobytes())
 
 
 class NotReplayedError(Exception):
@@ -61,7 +42,8 @@ class _AtRandom(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **(kwargs or {}))
-        generator = _Generator((args, kwargs))
+        tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+        generator = DeviceGenerator(tensors[0].device if tensors else CPU)
         before = generator.fingerprint()
         result = func(*args, **(kwargs or {}))
         if generator.fingerprint() == before:
@@ -69,7 +51,7 @@ class _AtRandom(TorchDispatchMode):
         numbers, spec = tree_flatten(result)
         return tree_unflatten(self.drew((before, func.name(), numbers[0].shape), func, args, numbers, generator), spec)
 
-    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: _Generator) -> list[Any]:
+    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: DeviceGenerator) -> list[Any]:
         raise NotImplementedError
 
 
@@ -89,7 +71,7 @@ class Noted(_AtRandom):
         super().__init__(drawn)
         self.copy = copy
 
-    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: _Generator) -> list[Any]:
+    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: DeviceGenerator) -> list[Any]:
         kept = numbers[1:] if func is _DROPOUT else numbers
         self.drawn[key] = [self.copy(t) for t in kept if isinstance(t, Tensor)], generator.get()
         return numbers
@@ -110,7 +92,7 @@ class Fed(_AtRandom):
         super().__init__(drawn)
         self.operand = operand
 
-    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: _Generator) -> list[Any]:
+    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: DeviceGenerator) -> list[Any]:
         if key not in self.drawn:
             raise NotReplayedError(f"{func.name()} drew other random numbers in the step")
         noted, after = self.drawn[key]

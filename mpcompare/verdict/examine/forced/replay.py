@@ -80,6 +80,11 @@ class Replay:
     known: KnownLayers | tuple[()] = ()  # the layers that are not computed again
     is_forcing = False  # whether layers compare and pass on what was recorded
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return next(self.network.parameters()).device
+
     def run(self) -> float | None:
         """Returns the loss. It is None where nobody can tell which rows of the batches the network was called with: the
         gradients of its outputs are then those that were recorded.
@@ -97,7 +102,7 @@ class Replay:
         self.factors = [self.scale]  # of the recorded gradients, call by call of the network
         self.in_parts = False  # whether several calls of the network have one loss
         self.as_given = True  # whether the network's calls have the micro-batches, with their rows in order
-        self.zero = torch.zeros((), dtype=self.dtype, device=next(self.network.parameters()).device)
+        self.zero = torch.zeros((), dtype=self.dtype, device=self.device)
         calls = self.record.calls[OUTPUT]
         self.weights.held = calls[0].held if calls else {}
         seed_step(EXAMINED)

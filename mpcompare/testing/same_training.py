@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpcompare import generators
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT
@@ -122,10 +123,11 @@ def _exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
     """
     if seen.first is None or at.first is None:
         return {}
+    seen, device = look.sums.spool.back(seen), next(look.network.parameters()).device
     network = as_it_was(look.network, seen, at).double()
     replay = FromTheRoot(network, torch.float64, seen.record, no_loss, [], 1.0, lambda *_: None)
     replay.events, replay.weights = tuple(seen.tape), Weights(network, torch.float64)
-    kept = torch.random.fork_rng(devices=[]), torch.enable_grad(), without_autocast()
+    kept = generators.kept(device), torch.enable_grad(), without_autocast()
     with kept[0], kept[1], kept[2], replay.weights, Fed(seen.record.drawn), default_dtype(torch.float64):
         replay.take(seen.record.calls[OUTPUT])
     found: dict[str, Tensor] = {}

@@ -58,6 +58,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
         return Replayed(precision.name, None, seen.hidden, dtypes=dtypes)
     if not all(math.isfinite(g.norm) for g in seen.grads.values()):
         return Replayed(precision.name, None, "its gradients hold inf or NaN", dtypes=dtypes)
+    seen = look.sums.spool.back(seen)
     hidden = next((root.hidden for root in seen.roots if root.hidden), "")
     apart = {name for root in seen.roots if root.hidden for name in root.uses} | seen.hooked
     first: list[FromTheRoot] = []  # the exact one; those that follow are samples, and are freed

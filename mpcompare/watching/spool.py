@@ -1,26 +1,31 @@
 """Copies of tensors in a file without a name, which is mapped into memory: the system may write them out.
 
 A watched step keeps what each layer was given and returned until it is compared. That is several times as large as the
-training itself, so it must not be memory that only swapping frees. The copies are written to the file, and not to the
-map: a map takes a page fault for each of its pages, and a copy takes twice as long.
+training itself, so it must not be memory that only swapping frees, nor memory of a GPU: what is compared next alone is
+brought back there. The copies are written to the file, and not to the map: a map takes a page fault for each of its
+pages, and a copy takes twice as long.
 """
 
+import copy
 import mmap
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO
+from dataclasses import fields, is_dataclass
+from typing import IO, Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.stored import write_at
 from mpcompare.verdict.examine.numerics import numbers, same_bits, spread
 
 SMALL = 1 << 16  # bytes of a tensor that is copied in memory
 PIECE = 1 << 26  # bytes by which the file grows
+T = TypeVar("T")
 
 
 @contextmanager
@@ -30,6 +35,30 @@ def unseen() -> Iterator[None]:
         yield
 
 
+def on_devices(value: Any, devices: Mapping[Tensor, torch.device], known: dict[int, tuple[Any, Any]]) -> Any:
+    """Returns a value of ours with the tensors within it on these devices; others stay where they are.
+
+    Args:
+        known: by ``id`` the values that were met before, and what stands for each.
+    """
+    if id(value) in known:
+        return known[id(value)][1]
+    made = value
+    if isinstance(value, Tensor):
+        made = value.to(devices[value]) if value in devices else value
+    elif isinstance(value, dict):
+        made = copy.copy(value)
+        made.update({key: on_devices(each, devices, known) for key, each in value.items()})
+    elif type(value) in (list, tuple):
+        made = type(value)(on_devices(each, devices, known) for each in value)
+    elif is_dataclass(value) and type(value).__module__.startswith("mpcompare."):
+        made = copy.copy(value)
+        for each in fields(value):
+            object.__setattr__(made, each.name, on_devices(getattr(value, each.name), devices, known))
+    known[id(value)] = value, made
+    return made
+
+
 class Spool:
     """Makes copies. What they share is freed with the last one of them.
 
@@ -37,28 +66,37 @@ class Spool:
     """
 
     def __init__(self) -> None:
+        self._devices: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of the tensors whose copies are on the CPU
         self._file: IO[bytes] | None = None
         self._map: mmap.mmap | None = None
         self._used = self._size = 0
         self._last: dict[tuple[int, torch.Size, tuple[int, ...]], weakref.ref[Tensor]] = {}  # by place and layout
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Returns a copy, row by row if it lies in the file."""
+        """Returns a copy, row by row if it lies in the file; :meth:`back` brings it to the device of the tensor."""
         with unseen():
             tensor = tensor.detach().resolve_conj().resolve_neg()
-            if tensor.nbytes < SMALL or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            if tensor.nbytes < SMALL or tensor.layout is not torch.strided:
                 return tensor.clone()
             place = tensor.data_ptr(), tensor.shape, tensor.stride()
             copied = self._last[place]() if place in self._last else None
             if copied is None or not same_bits(tensor, copied):
-                copied = self._write(tensor.contiguous())
+                copied = self._write(tensor.cpu().contiguous())
                 self._last[place] = weakref.ref(copied)
+            if copied.device != tensor.device:
+                self._devices[copied] = tensor.device
             return copied
 
-    def some(self, tensor: Tensor) -> Tensor:
-        """Returns a copy of some elements, in one row."""
+    def some(self, tensor: Tensor, times: float = 1.0) -> Tensor:
+        """Returns a copy of some elements, multiplied by a number, in one row on the CPU."""
         with unseen():
-            return self.copy(spread(numbers(tensor)))
+            row = spread(numbers(tensor)).cpu() * times
+            return row if row.nbytes < SMALL else self._write(row)
+
+    def back(self, value: T) -> T:
+        """Returns a value of ours, such as a sum of gradients, with the copies within it on the devices of their
+        tensors. Where all these are on the CPU, it is the value itself."""
+        return on_devices(value, self._devices, {}) if self._devices else value
 
     def _write(self, tensor: Tensor) -> Tensor:
         wanted = tensor.nbytes

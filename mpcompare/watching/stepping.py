@@ -10,7 +10,7 @@ from torch import Tensor
 from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import LossScale
 from mpcompare.verdict.examine.forced.record import in_backward
-from mpcompare.verdict.examine.numerics import numbers, spread, total_norm
+from mpcompare.verdict.examine.numerics import numbers, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching import scalers
 from mpcompare.watching.attach import Attached
@@ -62,7 +62,7 @@ class Steps:
             by, taken.unscaled = 1.0 / float(scale), True
         found = {n: p.grad for n, p in self._owned(name) if p.grad is not None}
         with unseen():
-            taken.given = {n: self.sums.spool.copy(spread(numbers(g)) * by) for n, g in found.items()}
+            taken.given = {n: self.sums.spool.some(g, by) for n, g in found.items()}
             taken.finite = all_finite(found)
             if taken.asked is not None and found:
                 taken.norm = total_norm({n: numbers(g) for n, g in found.items()}, 2.0) * by
@@ -178,4 +178,4 @@ class Steps:
 
 
 def _number(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value

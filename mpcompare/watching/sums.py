@@ -141,7 +141,7 @@ class Sums:
     def _is_changed(self) -> bool:
         """Returns whether gradients have other bits than backward left."""
         kept = self._kept or {}
-        return any(not same_bits(g.part, in_part(numbers(self._left[name]))) for name, g in kept.items())
+        return any(not same_bits(in_part(numbers(self._left[name])), g.part) for name, g in kept.items())
 
     def _is_left(self, name: str) -> bool:
         """Returns whether a gradient is as the last backward left it; so may one be that is 0."""

@@ -36,6 +36,7 @@ class Loop:
     batch: Callable[[], Batch] = tokens
     optimizer: Callable[[Any], torch.optim.Optimizer] = lambda params: torch.optim.AdamW(params, lr=1e-3)
     dtype: torch.dtype = torch.bfloat16
+    device: str = "cpu"
     accumulate: int = 2
     clip: float | None = 0.1
     scale: float = 2.0**12
@@ -51,17 +52,17 @@ class Loop:
     def run(self, watch: Callable[..., Any] | None = None, **options: Any) -> Any:
         """Trains; returns what ``watch`` yields."""
         torch.manual_seed(self.seed)
-        model = self.make()
+        model = self.make().to(self.device)
         called = self.wrap(model)
         optimizer = self.optimizer(model.parameters())
-        scaler = torch.amp.GradScaler("cpu", init_scale=self.scale, enabled=self.dtype is torch.float16)
+        scaler = torch.amp.GradScaler(self.device, init_scale=self.scale, enabled=self.dtype is torch.float16)
         self.made = {"model": model, "optimizer": optimizer, "scaler": scaler}
         entered = watch(called, optimizer, **options) if watch else contextlib.nullcontext()
         with entered as seen:
             for _ in range(self.updates):
                 for _ in range(self.accumulate):
-                    x, y = self.batch()
-                    with torch.autocast("cpu", dtype=self.dtype, enabled=self.dtype is not torch.float32):
+                    x, y = (each.to(self.device) for each in self.batch())
+                    with torch.autocast(self.device, dtype=self.dtype, enabled=self.dtype is not torch.float32):
                         loss = self.loss(called(x), y) / self.accumulate
                     scaler.scale(loss).backward()
                     self.after_backward(model)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.marks import CUDA
 from support.watched_loops import Loop, spoil
 from torch import nn
 from torch.nn import functional as F
@@ -26,9 +27,15 @@ def words():
 LOOP = Loop(make=two_large_tensors, batch=words, loss=lambda z, y: F.cross_entropy(z.float(), y), updates=1)
 
 
-def test_a_right_loop_has_no_defect_and_its_norms_are_those_of_all_numbers():
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_right_loop_has_no_defect_and_its_norms_are_those_of_all_numbers(device):
     norms = []
-    loop = replace(LOOP, clip=None, before_step=lambda net: norms.append(nn.utils.get_total_norm(_grads(net)).item()))
+    loop = replace(
+        LOOP,
+        device=device,
+        clip=None,
+        before_step=lambda net: norms.append(nn.utils.get_total_norm(_grads(net)).item()),
+    )
     seen = loop.run(mpcompare.watch)
     assert seen.defects == []
     assert all(seen.sight.parameters.values())

@@ -11,6 +11,7 @@ from itertools import count, cycle
 
 import pytest
 import torch
+from support.marks import CUDA
 from support.watched_loops import Loop, small_network, spoil
 from torch import nn
 from torch.nn import functional as F
@@ -43,8 +44,9 @@ def causes(seen) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_right_loop_has_no_defect_and_its_card_is_true(dtype):
-    seen = replace(BF16, dtype=dtype).run(mpcompare.watch)
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_right_loop_has_no_defect_and_its_card_is_true(device, dtype):
+    seen = replace(BF16, device=device, dtype=dtype).run(mpcompare.watch)
     assert (seen.defects, seen.not_examined, seen.verdict) == ([], [], "no defect")
     name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     expected = {
@@ -55,9 +57,10 @@ def test_a_right_loop_has_no_defect_and_its_card_is_true(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.slow
-def test_no_bit_changes(dtype):
-    loop = replace(Loop(), dtype=dtype, updates=20, scale=2.0**20)  # it overflows at first
+def test_no_bit_changes(device, dtype):
+    loop = replace(Loop(), device=device, dtype=dtype, updates=20, scale=2.0**20)  # it overflows at first
     loop.run()
     right = loop.weights()
     seen = loop.run(mpcompare.watch, steps=5)
@@ -108,8 +111,9 @@ def a_gradient_of_90_percent():
 
 
 @pytest.mark.parametrize("more", [0.0, math.inf])
-def test_a_wrong_gradient_is_named_by_its_layer(more):
-    loop = replace(TINY, loss=lambda y, target: F.cross_entropy(y, target) + more)
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_wrong_gradient_is_named_by_its_layer(device, more):
+    loop = replace(TINY, device=device, loss=lambda y, target: F.cross_entropy(y, target) + more)
     assert loop.run(mpcompare.watch).defects == []
     seen = replace(loop, make=a_gradient_of_90_percent).run(mpcompare.watch)
     assert seen.defects[0].place == "1.weight"

@@ -1,0 +1,92 @@
+"""Networks on another device than the CPU: what a look keeps lies on the CPU, and comes back to be compared.
+
+Without a GPU the copies are the tensors on another device. Whoever computes with one that has not come back, and with
+a tensor of the network, gets an error, as on a GPU.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.watched_loops import Loop, small_network, spoil
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+import mpcompare
+from mpcompare.testing import assert_same_training
+from mpcompare.watching import spool
+from mpcompare.watching.spool import Spool
+
+META = torch.device("meta")
+
+
+class Far(Tensor):
+    """A tensor whose device is called ``meta``, and which has its numbers."""
+
+    numbers: Tensor
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor) -> "Far":
+        made = Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=numbers.dtype, device=META)
+        made.numbers = numbers
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+        if func is torch.ops.aten._to_copy.default and kwargs.get("device", META) != META:
+            return func(args[0].numbers, **kwargs)
+        if func is not torch.ops.aten.copy_.default and not all(isinstance(t, Far) or not t.dim() for t in given):
+            raise RuntimeError(f"{func.name()} is given tensors on several devices")
+        kwargs.pop("device", None)
+        result = func(*tree_map_only(Far, lambda t: t.numbers, args), **tree_map_only(Far, lambda t: t.numbers, kwargs))
+        return tree_map_only(Tensor, lambda t: Far(t) if t.dim() else t, result)
+
+
+@pytest.fixture
+def far_copies(monkeypatch):
+    """Lets all copies be on another device than the network."""
+    kept = Spool.copy
+
+    def copied(self: Spool, tensor: Tensor) -> Tensor:
+        made = Far(kept(self, tensor))
+        self._devices[made] = tensor.device
+        return made
+
+    monkeypatch.setattr(spool, "SMALL", 0)
+    monkeypatch.setattr(Spool, "copy", copied)
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+
+
+def images() -> tuple[Tensor, Tensor]:
+    return torch.randn(16, 1, 8, 8), torch.randint(10, (16,))
+
+
+WITH_NORM = Loop(make=convolutions, batch=images, updates=2)
+WITH_DROPOUT = replace(Loop(), updates=1, loss=lambda z, y: F.cross_entropy(F.dropout(z), y))
+
+
+@pytest.mark.parametrize("loop", [replace(Loop(), dtype=torch.float16), WITH_NORM, WITH_DROPOUT])
+def test_a_right_loop_has_no_defect(loop, far_copies):
+    seen = loop.run(mpcompare.watch)
+    assert (seen.defects, seen.not_examined) == ([], [])
+    assert all({**seen.sight.layers, **seen.sight.parameters}.values())
+
+
+def test_two_loops_are_compared(far_copies):
+    assert_same_training(replace(WITH_NORM).run, replace(WITH_NORM).run, steps=2)
+
+
+def test_a_wrong_gradient_is_found(far_copies):
+    def spoilt():
+        net = small_network()
+        spoil(net[2].weight, lambda g: 0.9 * g)
+        return net
+
+    assert Loop(make=spoilt).run(mpcompare.watch).defects[0].place == "2.weight"

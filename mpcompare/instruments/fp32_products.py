@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from torch import nn
 
 _MKLDNN: Any = torch.backends.mkldnn  # torch's types know nothing of the operations
 _CUDNN: Any = torch.backends.cudnn
@@ -31,6 +32,15 @@ def precisions() -> dict[str, str]:
     """Returns the precision of each library's products in fp32: ``ieee``, ``tf32``, ``bf16``, or ``none``, which is
     ``ieee``."""
     return {name: str(flag.fp32_precision) for name, flag in _FLAGS.items() if "." in name}
+
+
+def are_tf32(network: nn.Module, device: torch.device) -> bool:
+    """Returns whether a network has products of fp32 numbers that a GPU may compute in TF32. torch allows it that in
+    convolutions and recurrent layers, if nobody forbids it."""
+    kinds = {nn.modules.conv._ConvNd: "cudnn.conv", nn.RNNBase: "cudnn.rnn"}
+    own = {flag for module in network.modules() for kind, flag in kinds.items() if isinstance(module, kind)}
+    allowed = precisions()
+    return device.type == "cuda" and any(allowed[flag] == "tf32" for flag in {"cuda.matmul", *own})
 
 
 def set_tf32(allowed: bool) -> None:

@@ -1,7 +1,7 @@
 """Comparisons of a loop that was seen: gradients with a forced replay, updates with the optimizer's rule."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,7 +53,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     """
     calls = seen.record.calls
     dtypes = {name: d for name, each in calls.items() if name != OUTPUT and (d := _computes(each))}
-    precision = _precision(dtypes.values())
+    precision = _precision(dtypes.values(), seen.tf32)
     if seen.hidden:
         return Replayed(precision.name, None, seen.hidden, dtypes=dtypes)
     if not all(math.isfinite(g.norm) for g in seen.grads.values()):
@@ -107,9 +107,10 @@ def _computes(calls: Sequence[Call]) -> str:
     return "+".join(sorted(kinds))
 
 
-def _precision(dtypes: Any) -> Precision:
+def _precision(dtypes: Iterable[str], tf32: bool) -> Precision:
     kinds = {kind for each in dtypes for kind in each.split("+")}
-    return PRECISIONS[next((kind for kind in ("fp16", "bf16") if kind in kinds), "fp32")]
+    wide = "tf32" if tf32 else "fp32"
+    return PRECISIONS[next((kind for kind in ("fp16", "bf16") if kind in kinds), wide)]
 
 
 def longest_sum(network: nn.Module, seen: Sum) -> int:

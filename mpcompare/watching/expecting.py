@@ -16,7 +16,7 @@ KEPT_APART = (  # of one look, and no property of the loop
     "backwards_left_out", "updates_before",
 )  # fmt: skip
 WORDS = {
-    "precision": ("fp32", "bf16", "fp16"),
+    "precision": ("fp32", "tf32", "bf16", "fp16"),
     "autocast": ("none", "bf16", "fp16"),
     "clip_place": ("after backward", "before unscaling", "after unscaling"),
 }  # of facts that are one of few

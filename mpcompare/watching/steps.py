@@ -42,6 +42,7 @@ class Sum:
     owned: set[str]  # the names of the parameters that the optimizers have
     hooked: set[str]  # the names of those whose gradients hooks of the loop may change
     autocast: str  # the dtype of autocast in its layers; empty where there was none
+    tf32: bool  # whether products of fp32 numbers may have been in TF32
     # the norm to which they were clipped between two backward passes, and the line. It is empty where they were not
     # clipped there, or where these passes are of several losses
     clipped: str = ""

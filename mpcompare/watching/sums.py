@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from mpcompare.instruments import fp32_products
 from mpcompare.verdict.examine.numerics import in_part, numbers, same_bits, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
@@ -237,6 +238,7 @@ class Sums:
             owned=self.owned() - others,
             hooked={n for n, p in self.params.items() if p._backward_hooks or hooks_after(p)},
             autocast=self.calls.autocast(record),
+            tf32=fp32_products.are_tf32(self.calls.network, next(iter(self.params.values())).device),
             clipped=self._clipped,
         )
         self._dropped = self._given_up = 0

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
 from mpcompare.instruments import fp32_products
-from mpcompare.instruments.fp32_products import precisions, set_tf32, tf32
+from mpcompare.instruments.fp32_products import are_tf32, precisions, set_tf32, tf32
 
 MESSES = {
     "medium": lambda: torch.set_float32_matmul_precision("medium"),
@@ -52,3 +53,15 @@ def test_tf32_is_allowed_on_cuda_alone_and_can_be_read_in_the_old_style():
         assert "tf32" not in precisions().values()
     assert precisions() == on
     assert torch.backends.cuda.matmul.allow_tf32
+
+
+def test_a_network_on_a_gpu_is_in_tf32_where_one_of_its_products_may_be():
+    linear, convolution = nn.Linear(2, 2), nn.Sequential(nn.Conv2d(1, 1, 1))
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    with tf32(False):
+        assert not any(are_tf32(network, gpu) for network in (linear, convolution))
+        torch.backends.cudnn.allow_tf32 = True  # as torch does by itself
+        assert (are_tf32(linear, gpu), are_tf32(convolution, gpu)) == (False, True)
+    with tf32(True):
+        assert are_tf32(linear, gpu)
+        assert not are_tf32(convolution, cpu)

@@ -15,6 +15,9 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 import mpcompare
+from mpcompare.dtypes import rounded_to
+from mpcompare.instruments import fp32_products
+from mpcompare.precision import TF32
 from mpcompare.testing import assert_same_training
 from mpcompare.watching import spool
 from mpcompare.watching.spool import Spool
@@ -90,3 +93,38 @@ def test_a_wrong_gradient_is_found(far_copies):
         return net
 
     assert Loop(make=spoilt).run(mpcompare.watch).defects[0].place == "2.weight"
+
+
+class Product(torch.autograd.Function):
+    """A convolution whose products round their operands to TF32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.conv2d(rounded_to(x, TF32), rounded_to(weight, TF32), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        coarse, x32, w32 = (rounded_to(t, TF32) for t in (grad, x, weight))
+        down = torch.nn.grad.conv2d_input(x.shape, w32, coarse)
+        return down, torch.nn.grad.conv2d_weight(x32, weight.shape, coarse), grad.sum((0, 2, 3))
+
+
+class Convolution(nn.Conv2d):
+    """Computes in TF32 as a GPU does, but not where a replay computes in float64."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if x.dtype is torch.float32:
+            return Product.apply(x, weight, bias)
+        return super()._conv_forward(x, weight, bias)
+
+
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_products_in_tf32_are_a_precision_of_their_own(is_gpu, monkeypatch):
+    """On a GPU torch computes convolutions in TF32 by itself: that is a fact there, and an error on a CPU."""
+    monkeypatch.setattr(fp32_products, "are_tf32", lambda network, device: is_gpu)
+    made = lambda: nn.Sequential(Convolution(1, 4, 3), *convolutions()[1:])  # noqa: E731
+    seen = replace(WITH_NORM, dtype=torch.float32, make=made).run(mpcompare.watch)
+    assert seen.facts["precision"] == ("tf32" if is_gpu else "fp32")
+    assert {d.place for d in seen.defects} == (set() if is_gpu else {"0", "0.weight"})

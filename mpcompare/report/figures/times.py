@@ -32,7 +32,7 @@ def _step_time(axes: Axes, entries: Sequence[Entry]) -> None:
     axes.barh(range(len(entries)), p50, xerr=(p50 - p20, p80 - p50), color=colours, ecolor="0.2", capsize=4)
     for place, entry in enumerate(entries):
         beside(axes, p80[place], place, f"{short(p50[place])} ms, {_ratio(entry)}")
-    axes.set_xlabel("ms a step: median, p20 to p80 of the blocks; in brackets the 95 % interval of time / baseline")
+    axes.set_xlabel("ms a step: median, p20 to p80 of the blocks;\nin brackets the 95 % interval of time / baseline")
 
 
 def _ratio(entry: Entry) -> str:

@@ -1,11 +1,12 @@
-"""The figure of phases."""
+"""The figures of time."""
 
+import pytest
 from support.records import WHOLE, write_run
 
 from mpcompare.phases import PHASES, WHOLE_STEP
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.times import COLOURS, phases
+from mpcompare.report.figures.times import COLOURS, phases, step_time
 from mpcompare.report.runs import find_runs
 
 
@@ -46,3 +47,14 @@ def test_a_piece_has_its_number_only_where_there_is_room_for_it(tmp_path):
     write_run(tmp_path / "1", "quick", phase_ms={"forward": 20.0, "backward": 15.0, "step": 6.0})
     (axes,) = drawn(tmp_path).axes
     assert [text.get_text() for text in axes.texts if "ms" not in text.get_text()] == ["80", "70", "20"]
+
+
+@pytest.mark.parametrize("runs", [1, 3, 12])
+def test_the_labels_of_the_axes_are_not_cut_off(tmp_path, runs):
+    for place in range(runs):
+        write_run(tmp_path / f"{place}", f"mistake/backend_{place}" if place else "amp")
+    report = Report(compare(find_runs([tmp_path]), "amp"), "amp")
+    for figure in (step_time(report), phases(report)):
+        figure.draw_without_rendering()
+        box = figure.axes[0].xaxis.label.get_window_extent()
+        assert (box.x0 > 0, box.x1 < figure.bbox.x1, box.y0 > 0) == (True,) * 3

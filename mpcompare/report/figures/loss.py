@@ -61,7 +61,7 @@ def _curve(axes: Axes, place: int, entry: Entry) -> None:
     steps = entry.run.steps
     below = {"linewidth": 5, "alpha": 0.45, "zorder": 1} if entry.is_baseline else {}
     label = entry.label + (" (baseline)" if entry.is_baseline else "")
-    axes.plot(steps["step"], steps["loss"], label=label, **{**line(place), **below})
+    axes.plot(steps["step"], steps["loss"], label=label, **{**line(place), **below, "markevery": len(steps) // 7 + 1})
     skipped = steps[steps["skipped"]]
     axes.plot(skipped["step"], skipped["loss"], "x", color=colour(place), markersize=8)
     if len(evals := _evals(entry)):
@@ -74,7 +74,7 @@ def _difference(axes: Axes, place: int, entry: Entry) -> None:
     if entry.is_baseline or not len(difference):
         return
     shown = difference.where(difference > 0)
-    axes.plot(shown.index, shown, **{**dashed(place), "marker": marker(place), "markersize": 3})
+    axes.plot(shown.index, shown, **{**dashed(place), "marker": marker(place), "markersize": 3, "markevery": 1})
     at_the_top(axes, difference.index[~np.isfinite(difference)], colour(place), 1.0)
 
 

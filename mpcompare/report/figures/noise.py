@@ -46,7 +46,7 @@ def _panel(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
     for run, difference in zip(runs, differences, strict=True):
         number = steps_of_both(run.run, reference.run)
         visible = np.where(difference > 0, difference, np.nan)
-        marks = {"marker": marker(run.place), "markersize": 3}
+        marks = {"marker": marker(run.place), "markersize": 3, "markevery": 1}
         axes.plot(number, visible, label=run.entry.label, **{**line(run.place), **marks})
         at_the_top(axes, number[~np.isfinite(difference)], colour(run.place), 0.97)
     axes.set_yscale("log")

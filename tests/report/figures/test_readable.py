@@ -50,5 +50,15 @@ def test_no_figure_shows_a_folder(tmp_path):
         assert not any("anna" in text.get_text() for text in figure.findobj(Text))
 
 
+@pytest.mark.parametrize("last", [1.0, float("nan")])
+def test_many_runs_without_a_difference_or_a_loss_are_drawn(tmp_path, last):
+    for place in range(9):  # from the eighth on a run has marks
+        write_run(tmp_path / f"{place}", f"backend_{place}", losses=[last if place == 8 else 1.0] * 3)
+    report = Report(compare(find_runs([tmp_path]), "backend_0"), "backend_0")
+    for draw in FIGURES.values():
+        if figure := draw(report):
+            figure.draw_without_rendering()
+
+
 def test_every_figure_has_a_title():
     assert all(figure.title and figure.reading for figure in FIGURES.values())

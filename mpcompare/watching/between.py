@@ -29,10 +29,9 @@ def moved_before(taken: Sequence[Taken]) -> list[str]:
 def of_rounded_weights(taken: Sequence[Taken]) -> Iterator[Defect]:
     """Yields weights in fp32 that the loop rounds to 16 bits after an update."""
     for number, earlier, later in _in_turn(taken):
+        moved = _moved(earlier.after, later.before)
         for half in HALF:
-            names = [
-                n for n in _moved(earlier.after, later.before) if _is_rounded(earlier.after[n], later.before[n], half)
-            ]
+            names = [n for n in moved if _is_rounded(earlier.after[n], later.before[n], half)]
             numbers = sum(int((earlier.after[n] != later.before[n]).sum()) for n in names)
             if numbers >= MANY:
                 because = f"the loop rounds {listed(names)}, which are fp32, to {dtype_name(half)} before step {number}"

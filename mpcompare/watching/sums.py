@@ -217,6 +217,7 @@ class Sums:
         self.keep()
         self.kept_bad = ""  # a step uses them
         record, tape, used = self.calls.of_sum()
+        ours = {handle.id for handle in self.calls.recorder.handles}
         stale, others = [n for n in self._stale if n in names], {n for n in self._stale if n not in names}
         forgotten = [n for n in stale if n not in self._meant]
         if stale:
@@ -236,7 +237,7 @@ class Sums:
             hidden=self.calls.reasons.first or ("" if used else "no call of the network was seen"),
             training=self.calls.training,
             owned=self.owned() - others,
-            hooked={n for n, p in self.params.items() if p._backward_hooks or hooks_after(p)},
+            hooked={n for n, p in self.params.items() if (p._backward_hooks or {}).keys() - ours or hooks_after(p)},
             autocast=self.calls.autocast(record),
             tf32=fp32_products.are_tf32(self.calls.network, next(iter(self.params.values())).device),
             clipped=self._clipped,

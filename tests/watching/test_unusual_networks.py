@@ -277,7 +277,9 @@ class Prompt(nn.Module):
         return self.rows
 
 
-def test_a_parameter_that_a_layer_returns_has_no_hook_after_a_look():
+def test_the_hook_on_a_parameter_that_a_layer_returns_is_no_hook_of_the_loop():
     loop = replace(LOOP, make=Prompted)
-    loop.run(mpcompare.watch, steps=1)
+    seen = loop.run(mpcompare.watch, steps=1)
+    assert not any("hooks of the loop" in each for each in seen.not_examined)
+    assert seen.sight.parameters["prompt.rows"]
     assert not loop.made["model"].prompt.rows._backward_hooks

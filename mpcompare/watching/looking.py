@@ -171,7 +171,12 @@ class Look(TorchFunctionMode):
             return func(*args, **kwargs)
         seen = self._is_of_loop() and not _without_numbers(args)
         end = self.guard(self._begins, func, args, kwargs) if seen else None
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except Exception:
+            if end is not None and func in (*BACKWARD, torch.autograd.grad):
+                self.guard(self.sums.stopped)
+            raise
         if end is not None:
             self.guard(end, result)
         return result

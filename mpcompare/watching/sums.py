@@ -54,6 +54,7 @@ class Sums:
         self._meant: set[str] = set()  # some of them, changed by the loop since the step, as by a momentum by hand
         self._stepped: dict[str, int] = {}  # how often each gradient had been written to at the last step
         self._read = False  # whether the loop has read gradients since the last backward, but for clipping them
+        self._stopped = False  # whether the last backward has stopped with an error
 
     def owned(self) -> set[str]:
         """Returns the names of the parameters that optimizers have. Parameters that came after the look began are left
@@ -91,12 +92,23 @@ class Sums:
     def passed(self, root: Root, _: Any) -> None:
         """Is told that ``backward`` has come to its end."""
         self.calls.passed(root.retains, root)
+        self._note_left()
+        self.order, self._read, self._stopped = [("backward", root.line)], False, False
+        self.asked, self.outside = None, {}
+
+    def stopped(self) -> None:
+        """Is told that a backward has stopped with an error. The graph may be left for another one."""
+        self.calls.passed(True)
+        self._note_left()
+        self._stopped = True
+
+    def _note_left(self) -> None:
+        """Notes the gradients that backward has left."""
         grads = {name: self.params[name].grad for name in self.owned()}
         self._left = {name: g for name, g in grads.items() if g is not None}
         self._versions = {name: g._version for name, g in self._left.items()}
         self.places = {place: name for name, g in self._left.items() if (place := _place(g))}
-        self._kept, self.order, self._read = None, [("backward", root.line)], False
-        self.asked, self.outside = None, {}
+        self._kept = None
 
     def _begin(self, root: Root) -> None:
         """Finds out whether a sum begins."""
@@ -115,7 +127,7 @@ class Sums:
             if self.used < self.backwards - 1 and used and not meant:
                 roots = len(self.calls.roots())
                 if all_finite(self._left):
-                    self._dropped += 0 if self._read else roots
+                    self._dropped += 0 if self._read or self._stopped else roots
                 else:
                     self._given_up += roots
             self._fresh()
@@ -124,6 +136,8 @@ class Sums:
             self._meant = {n for n in kept if self.params[n].grad is not self._left.get(n)}
             self._meant |= {n for n, version in self._versions_now().items() if version != self._stepped.get(n)}
             self._fresh()
+        elif self._stopped:
+            self.calls.hide("a backward stopped with an error, and the loop goes on without clearing the gradients")
         elif any(n in self._left for n in empty):
             self.calls.hide("the gradients of some parameters were cleared, and others were not")
         elif self.asked is not None and self.asked[0] < math.inf and not all_finite(self._left):

@@ -213,3 +213,67 @@ def test_results_that_a_network_keeps_and_gradients_that_are_none(layer):
             loss.backward()
             optimizer.step()
     assert (seen.verdict, seen.not_examined) == ("no defect", []), str(seen)
+
+
+class RunsOutOfMemory(torch.autograd.Function):
+    """Its fourth backward stops with an error."""
+
+    count = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        RunsOutOfMemory.count += 1
+        if RunsOutOfMemory.count == 4:
+            raise torch.OutOfMemoryError("it stops")
+        return grad
+
+
+class Large(nn.Linear):
+    def forward(self, x):
+        return RunsOutOfMemory.apply(super().forward(x))
+
+
+def begins_anew(optimizer, loss, none):
+    optimizer.zero_grad(set_to_none=none)
+    return 0
+
+
+def goes_back_again(optimizer, loss, none):
+    optimizer.zero_grad(set_to_none=none)
+    loss.backward()
+    return 1
+
+
+def goes_on(optimizer, loss, none):
+    return 1
+
+
+ON = "a backward stopped with an error, and the loop goes on without clearing the gradients"
+
+
+@pytest.mark.parametrize("none", [True, False])
+@pytest.mark.parametrize(("then", "said"), [(begins_anew, ""), (goes_back_again, ""), (goes_on, ON)])
+def test_a_backward_that_stops_with_an_error(monkeypatch, then, said, none):
+    monkeypatch.setattr(RunsOutOfMemory, "count", 0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 20), nn.GELU(), Large(20, 20), nn.GELU(), nn.Linear(20, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with mpcompare.watch(model, optimizer, steps=3) as seen:
+        for _ in range(3):
+            passed = 0
+            while passed < 2:
+                loss = loss_of(model) / 2
+                try:
+                    loss.backward(retain_graph=then is goes_back_again)
+                    passed += 1
+                except torch.OutOfMemoryError:
+                    passed = then(optimizer, loss, none)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=none)
+    why = [f"the gradients of update 2, layer by layer ({said})"] if said else []
+    assert (seen.verdict, seen.not_examined) == ("no defect", why), str(seen)
+    assert seen.facts["updates"] == 3

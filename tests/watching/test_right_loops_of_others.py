@@ -457,7 +457,7 @@ class Queue(nn.Module):
         query = F.normalize(self.query(x))
         with torch.no_grad():
             key = F.normalize(self.key(x + 0.1))
-        scores = torch.cat([(query * key).sum(1, keepdim=True), query @ self.queue.float().t()], 1)
+        scores = torch.cat([(query * key).sum(1, keepdim=True), query @ self.queue.to(query.dtype).t()], 1)
         with torch.no_grad():
             self.queue[: len(key)] = key.to(self.queue.dtype)
         return scores / 0.2

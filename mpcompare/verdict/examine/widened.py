@@ -77,7 +77,17 @@ def call_widened(func: Any, args: Any, kwargs: Any, dtype: torch.dtype, stored: 
             numbers, in fp32. A function that asks for the other format of 16 bits gets fp32. None: no step is replayed
             in fp32.
     """
-    func = IN_FULL.get(func, func)
+    result = _widely(IN_FULL.get(func, func), args, kwargs, dtype, stored)
+    # In the step a cast of a queue in 16 bits is a copy. The network may write into the queue before backward, and
+    # backward needs the old numbers.
+    is_cast = func in (*CASTS, Tensor.double) or (
+        func in (Tensor.to, Tensor.type, Tensor.type_as)
+        and any(isinstance(kind, (torch.dtype, Tensor)) for kind in (*args[1:], *kwargs.values()))
+    )
+    return result.clone() if is_cast and result is args[0] and not result.requires_grad else result
+
+
+def _widely(func: Any, args: Any, kwargs: Any, dtype: torch.dtype, stored: torch.dtype | None) -> Any:
     if dtype is not torch.float64 and stored is None:
         return func(*args, **kwargs)
     wide = WIDE if dtype is torch.float64 else {half: dtype for half in HALF if half is not stored}

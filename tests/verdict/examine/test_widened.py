@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpcompare.report.verdicts import judge_run
-from mpcompare.verdict.examine.widened import grouped_product
+from mpcompare.verdict.examine.widened import Widened, grouped_product
 
 ENDS = torch.tensor([3, 3, 8], dtype=torch.int32)  # the second expert has nothing
 
@@ -30,6 +30,30 @@ def test_rows_of_no_expert_are_there():
     rows, experts = torch.randn(10, 16), torch.randn(3, 16, 4)
     assert torch.equal(grouped_product(rows, experts, ENDS)[8:], torch.zeros(2, 4))
     assert grouped_product(torch.randn(3, 5, 16), torch.randn(16, 10), ENDS)[..., 8:].eq(0).all()
+
+
+CASTS = {
+    "float": lambda t: t.float(),
+    "half": lambda t: t.half(),
+    "double": lambda t: t.double(),
+    "to a format": lambda t: t.to(torch.float32),
+    "to a format by name": lambda t: t.to(dtype=torch.bfloat16),
+    "to that of another": lambda t: t.to(torch.ones(1)),
+    "type": lambda t: t.type(torch.float32),
+    "type_as": lambda t: t.type_as(torch.ones(1)),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS)
+def test_a_cast_is_a_copy_as_it_may_be_in_the_step(cast):
+    kept, weight = torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64, requires_grad=True)
+    with Widened(torch.float64):
+        copied = cast(kept)
+        assert cast(weight) is weight
+        assert kept.to("cpu") is kept
+    assert copied.dtype is torch.float64
+    kept.zero_()
+    assert copied.tolist() == [1, 1, 1]
 
 
 class Experts(nn.Module):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from mpcompare.tasks.task import sharing_parameters
-from mpcompare.verdict.examine.widened import CASTS, asked_of, call_widened, values_of
+from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
 
 # What is asked of a parameter without its numbers.
 ASKED = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__} | {
@@ -77,11 +77,7 @@ class Weights(TorchFunctionMode):
         if any(id(v) in self.names for v in values_of(args, kwargs)):
             args, kwargs = tree_map_only(nn.Parameter, self.taken, (args, kwargs))
         self.asked |= asked_of(func, args, kwargs)
-        result = call_widened(func, args, kwargs, self.dtype, self.stored)
-        # In the step a cast of a queue in 16 bits is a copy. The network may write into the queue before backward, and
-        # backward needs the old numbers.
-        is_same = func in CASTS and result is args[0] and not result.requires_grad
-        return result.clone() if is_same else result
+        return call_widened(func, args, kwargs, self.dtype, self.stored)
 
 
 def as_complex(dtype: torch.dtype, numbers: Tensor) -> torch.dtype:

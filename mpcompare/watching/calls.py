@@ -57,6 +57,7 @@ class Calls:
     def begin(self, part: str, module: nn.Module, given: Any) -> Called:
         """Begins a call of the network, or of the part of it that has this name."""
         self.recorder.open, self.recorder.whole = [], []  # those of a call that stopped with an error
+        self._drop_lost()
         now = {name: self.spool.some(p) for name, p in self.params.items()}
         moved = self.weights is not None and not all(same_bits(p, now[name]) for name, p in self._latest.items())
         if self.weights is None or moved:
@@ -169,14 +170,25 @@ class Calls:
     def drop_used(self) -> None:
         """Drops everything but the calls that another backward may come through."""
         self.tape.drop_used(self._retained)
-        calls, record = self.made(), Record()
+        calls = self.made()
         self.reasons.drop(min((called.number for called in calls), default=self.count + 1))
         if not calls:
             self.noted.drawn = {}
-        record.drawn = self.noted.drawn
-        for called in calls:
-            _add(called, record)
-        self.recorder.record = record
+        self._record_anew()
+
+    def _drop_lost(self) -> None:
+        """Drops the calls that no backward has come through, nor can: their graph is gone, as in an evaluation."""
+        lost = [called for called in self.made() if called.graph() is None and not called.passes]
+        if lost:
+            self._take_reason()
+            self.tape.events = [event for event in self.tape.events if event not in lost]
+            self._record_anew()
+
+    def _record_anew(self) -> None:
+        """Lets the record have the calls that are left alone."""
+        self.recorder.record = Record(drawn=self.noted.drawn)
+        for called in self.made():
+            _add(called, self.recorder.record)
 
     def of_sum(self) -> tuple[Record, list[Event], list[Called]]:
         """Returns the record of the layers, the tape, and the calls that a backward has come through."""

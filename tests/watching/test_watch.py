@@ -142,6 +142,23 @@ def test_evaluation_in_inference_mode_is_no_part_of_a_step():
     assert (causes(seen), seen.not_examined) == ([], [])
 
 
+def test_evaluation_with_gradients_is_not_kept():
+    torch.manual_seed(0)
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        for _ in range(2):
+            F.cross_entropy(model(few()[0]), few()[1]).backward()
+            for _ in range(20):
+                model(few()[0]).argmax()
+        calls = seen.look.sums.calls
+        kept = [len(calls.made()), *map(len, calls.recorder.record.calls.values())]
+        optimizer.step()
+    assert (causes(seen), seen.not_examined) == ([], [])
+    assert seen.facts["micro_batches"] == 2
+    assert kept == [3] * 4  # of the last one the graph was there when no further one came
+
+
 PARTS = [
     "mpcompare.watching.calls.Calls.begin",
     "mpcompare.watching.stepping.Steps.before",
@@ -774,14 +791,16 @@ def test_a_last_look_without_an_update_leaves_the_card_and_its_sight():
     assert str(seen).startswith("no defect in 1 update: 2 of 2 layers and 4 of 4 parameters are seen")
 
 
-def test_a_loss_of_features_alone_is_replayed():
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_loss_of_features_alone_is_replayed(calls):
     torch.manual_seed(0)
     model, kept = two_layers(), []
     model[0].register_forward_hook(lambda module, args, output: kept.append(output))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with mpcompare.watch(model, optimizer, steps=1) as seen:
-        model(torch.randn(8, 4))
-        kept[-1].square().mean().backward()
+        for _ in range(calls):
+            model(torch.randn(8, 4))
+        torch.cat(kept).square().mean().backward()
         optimizer.step()
     assert (seen.defects, seen.not_examined) == ([], []), str(seen)
     assert seen.sight.layers["0"]

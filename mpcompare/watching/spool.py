@@ -69,7 +69,8 @@ class Spool:
         self._devices: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of the tensors whose copies are on the CPU
         self._file: IO[bytes] | None = None
         self._map: mmap.mmap | None = None
-        self._used = self._size = 0
+        self._start = self._used = self._size = 0
+        self._free: list[int] = []  # where the pieces begin whose copies are all gone
         self._last: dict[tuple[int, torch.Size, tuple[int, ...]], weakref.ref[Tensor]] = {}  # by place and layout
 
     def copy(self, tensor: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ class Spool:
             self._grow(max(PIECE, -(-wanted // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY))
         assert self._map is not None
         assert self._file is not None
-        write_at(self._file, tensor, self._size - len(self._map) + self._used)
+        write_at(self._file, tensor, self._start + self._used)
         copied = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=self._used)
         self._used += -(-wanted // 64) * 64
         return copied.view(tensor.shape)
@@ -112,6 +113,11 @@ class Spool:
     def _grow(self, size: int) -> None:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="mpcompare-")  # noqa: SIM115 (it is gone with the copies)
-        self._file.truncate(self._size + size)
-        self._map, self._used = mmap.mmap(self._file.fileno(), size, offset=self._size), 0
-        self._size += size
+        if size > PIECE or not self._free:
+            self._free.append(self._size)
+            self._size += size
+            self._file.truncate(self._size)
+        self._start, self._used = self._free.pop(), 0
+        self._map = mmap.mmap(self._file.fileno(), size, offset=self._start)
+        if size == PIECE:
+            weakref.finalize(self._map, self._free.append, self._start)

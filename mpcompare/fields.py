@@ -51,6 +51,9 @@ class Timing:
     compared: int  # the round of the block that is compared with the examined backend's, drawn for each entrant
 
 
+LOSS = "(loss)"  # the row of all that lies between the network's output and its gradient
+
+
 class LayerFields(TypedDict):
     """The dtypes of a layer."""
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mpcompare.fields import LOSS
 from mpcompare.report.columns import OF_RUN, TEXT, Column
 from mpcompare.report.comparison import Comparison, Entry, Row
 
@@ -63,7 +64,7 @@ def classes(entries: Sequence[Entry]) -> dict[str, str]:
     for entry in sorted(entries, key=lambda e: -len(layers_of(e))):
         for layer, dtypes in layers_of(entry).items():
             by_layer.setdefault(layer, dtypes["kind"])
-    return dict(sorted(by_layer.items(), key=lambda item: item[0] == "(loss)"))
+    return dict(sorted(by_layer.items(), key=lambda item: item[0] == LOSS))
 
 
 def differing(entry: Entry, layer: str, reference: Entry | None) -> list[str]:

@@ -9,8 +9,8 @@ from torch.utils._pytree import tree_leaves
 
 from mpcompare.contract import ModuleDtypes
 from mpcompare.dtypes import dtype_name
+from mpcompare.fields import LOSS as LOSS
 
-LOSS = "(loss)"  # the row of all that lies between the network's output and its gradient
 COLUMNS = ("master", "weight", "input", "computes", "output", "gradient", "backward")
 aten = torch.ops.aten
 # Operators that fill, copy and cast, and so compute nothing; views are left out as well.

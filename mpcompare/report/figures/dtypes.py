@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Patch, Rectangle
 
+from mpcompare.fields import LOSS
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.dtypes import classes, differing, layers_of, observed
@@ -120,7 +121,7 @@ def grouped(entries: Sequence[Entry]) -> list[tuple[list[str], str]]:
 
 
 def _name(layers: Sequence[str], layer_class: str) -> str:
-    if layers[0] in ("", "(loss)"):
+    if layers[0] in ("", LOSS):
         return "loss" if layers[0] else f"the network ({layer_class})"
     name = grouping.span(layers)
     return f"{name} ({layer_class})" if name else f"{len(layers)} {layer_class}"

@@ -14,6 +14,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
+from mpcompare.fields import LOSS
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.errors import relative_error
@@ -23,7 +24,6 @@ from mpcompare.verdict.judge.limits import COARSEST
 TECHNIQUES = {"params": "no master weights", "loss": "loss", "optimizer": "moments"}
 Row = Mapping[str, str]  # of ``Examined.layers``
 SHORT = {name for name, precision in PRECISIONS.items() if precision.is_16_bit}  # with fewer digits than fp32
-LOSS = "(loss)"  # the row of all that lies between the network's output and its gradient
 # The classes of layers whose work is products, which autocast computes in the precision's format.
 PRODUCTS = re.compile(r"(Bi)?Linear$|(Lazy)?Conv(Transpose)?[123]d$|(RNN|LSTM|GRU)(Cell)?$")
 COLUMNS = {"forward": "computes", "backward": "backward"}  # of a row

@@ -23,8 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mpcompare.operands import Products
 from mpcompare.tasks.cast import NORMS
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted, copied
-
-OUTPUT = "(output)"
+from mpcompare.verdict.judge.layers import OUTPUT as OUTPUT
 
 
 def is_real(value: object) -> bool:

@@ -286,7 +286,7 @@ def describe_clocks(loads: list[dict[str, float | str | None]]) -> str:
     """Returns a line on the clock of the GPU while it was timed, and on the reasons that held it back."""
     known = [float(load["clock_mhz"]) for load in loads if load["clock_mhz"] is not None]
     reasons = pd.Series([load["throttle"] for load in loads], dtype=object).dropna().value_counts(normalize=True)
-    held = ", ".join(f"{reason} {share:.0%}" for reason, share in reasons.items()) or "unknown"
+    held = ", ".join(f"{reason} {100 * share:.0f} %" for reason, share in reasons.items()) or "unknown"
     clock = f"{min(known):.0f} to {max(known):.0f} MHz, median {np.median(known):.0f}" if known else "unknown"
     return f"SM clock {clock}; held back by: {held}"
 

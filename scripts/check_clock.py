@@ -110,8 +110,9 @@ def planted(sweeps: int, overrides: list[str]) -> bool:
     # The default interval, 2 % to either side, is too wide for 1.5 points.
     found = ratios("slow", sweeps, ["measure.rel_ci=0.01", "measure.budget_s=120", *overrides])["ratio"] - 1
     near = int(((found - WASTE).abs() <= 0.015).sum())
-    spread = f"{found.min():.2%} to {found.max():.2%}"
-    print(f"planted {WASTE:.1%}, found {found.median():.2%} ({spread}); {near} of {sweeps} within 1.5 points")
+    spread = f"{100 * found.min():.2f} % to {100 * found.max():.2f} %"
+    planted = f"planted {100 * WASTE:.1f} %, found {100 * found.median():.2f} % ({spread})"
+    print(f"{planted}; {near} of {sweeps} within 1.5 points")
     return near == sweeps
 
 
@@ -166,7 +167,7 @@ def overhead(sweeps: int, overrides: list[str]) -> bool:
             unknown = ", too wide to tell whether that is below the bar" if cost.low <= bar < cost.high else ""
             print(
                 f"{hidden} x {batch_size}, {name}: {1e3 * cost.median:+.1f} us ({1e3 * cost.low:+.1f} to "
-                f"{1e3 * cost.high:+.1f}) on a step of {step:.3f} ms ({cost.median / step:+.2%}){unknown}",
+                f"{1e3 * cost.high:+.1f}) on a step of {step:.3f} ms ({100 * cost.median / step:+.2f} %){unknown}",
                 flush=True,
             )
     return good

@@ -125,7 +125,7 @@ def products(file: Path) -> str:
 
     def cell(row: "pd.Series[float]") -> str:
         torch = "" if pd.isna(row["torch / ours"]) else f", {row['torch / ours']:.3g} x torch"
-        return f"{row['ms']:.3g} ms, {row['GFLOP/s']:.0f} GFLOP/s, {row['share of peak']:.0%} of peak{torch}"
+        return f"{row['ms']:.3g} ms, {row['GFLOP/s']:.0f} GFLOP/s, {100 * row['share of peak']:.0f} % of peak{torch}"
 
     kept["cell"] = [cell(row) for _, row in kept.iterrows()]
     table = kept.pivot_table(index="shape", columns="dtype", values="cell", aggfunc="first", sort=False)
@@ -145,7 +145,7 @@ def foretold(file: Path) -> str:
         "foretold / measured": [f"{each:.2f}" for each in ratio],
         "measured / parameters": [f"{each:.1f}" for each in kept["measured / parameters"]],
     }
-    within = f"{(off <= 0.2).sum()} of {len(off)} are foretold within 20 %; the worst is {off.max():.0%} off."
+    within = f"{(off <= 0.2).sum()} of {len(off)} are foretold within 20 %; the worst is {100 * off.max():.0f} % off."
     return f"{markdown(pd.DataFrame(table))}\n\n{within}"
 
 

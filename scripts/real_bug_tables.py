@@ -32,7 +32,7 @@ def draws(folder: Path) -> str:
                 "draw": name,
                 "repositories": bugs["link"].str.split("/").str[3:5].str.join("/").nunique(),
                 "bugs": len(bugs),
-                "flagged": f"{flagged} ({flagged / len(bugs):.0%})",
+                "flagged": f"{flagged} ({100 * flagged / len(bugs):.0f} %)",
                 "with a fair cause": fair,
                 "right ones accused": f"{_yes(table[right], 'flagged')} of {right.sum()}",
                 **dict(zip(("flagged since", "fair since"), _counts(since[~right]), strict=True)),

@@ -22,7 +22,7 @@ def underflow() -> list[Line]:
     least = smallest(torch.float16)
     half = in_formats(lambda dtype: stored(least / 2, dtype))
     between = in_formats(lambda dtype: stored(1.4 * least, dtype))
-    error = abs(between["fp16"] / (1.4 * least) - 1)
+    off = 100 * abs(between["fp16"] / (1.4 * least) - 1)
     scaled = in_formats(lambda dtype: stored(1e-8 * SCALE, dtype).float() / SCALE)
     return [
         Line(
@@ -34,7 +34,7 @@ def underflow() -> list[Line]:
         Line(
             "1.4 * 2^-24 is stored as",
             between,
-            f"Below 2^-14 fp16's numbers are {number(gap(0.0, torch.float16))} apart: the error here is {error:.0%}.",
+            f"Below 2^-14 fp16's numbers are {number(gap(0.0, torch.float16))} apart: the error here is {off:.0f} %.",
         ),
         Line(
             "a gradient of 1e-8 is stored as",

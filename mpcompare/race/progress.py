@@ -3,7 +3,7 @@
 0-scratch-auto ✓ training ✓ examination ▸ timing   phases   memory   inference
 1-amp-auto     ✓ training ✓ examination ▸ timing   phases   memory   inference
 ━━━━━━━━━━━━━━━━━━━━━━╸━━━━━━━━━ about 40 s left, then the report
-timing: 7 rounds of blocks, known within 9.1%, 6 of 10 s at most
+timing: 7 rounds of blocks, known within 9.1 %, 6 of 10 s at most
 """
 
 import logging

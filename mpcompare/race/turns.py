@@ -165,7 +165,7 @@ def _next_look(rounds: int, half_width: float, rel_ci: float) -> int:
 def _show(
     racing: Sequence[Racer], rounds: int, half_width: float, seconds: float, rules: Rules, board: "Board"
 ) -> None:
-    known = f", known within {half_width:.1%}" if half_width < math.inf else ""
+    known = f", known within {100 * half_width:.1f} %" if half_width < math.inf else ""
     for entrant in racing:
         taken = f"{rounds} round{'s' if rounds != 1 else ''} of blocks"
         text = f"{taken}{known}, {seconds:.0f} of {rules.budget_s:g} s at most"
@@ -177,5 +177,6 @@ def describe_timing(timing: Timing) -> str:
     rounds, half_width = timing.rounds, timing.half_width
     what = "every ratio of two runs" if timing.race else "the step time"
     why = "narrow enough" if timing.stopped == "rel_ci" else "the time budget ended (measure.budget_s)"
-    known = f"{what} is known within {half_width:.1%} (95 %)" if half_width < math.inf else "too few for an interval"
+    within = f"{what} is known within {100 * half_width:.1f} % (95 %)"
+    known = within if half_width < math.inf else "too few for an interval"
     return f"{rounds} round{'s' if rounds != 1 else ''} of blocks, stopped because {why}: {known}"

@@ -72,7 +72,7 @@ def _reading(entry: Entry, finished: Sequence[Entry]) -> str:
         return ""
     why = "its steps return before they are finished, or its weights are copied"
     share = (read_ms / block_ms).median()
-    return f"reading loss and weights took {share:.0%} of a block, which is in its time: {why}"
+    return f"reading loss and weights took {100 * share:.0f} % of a block, which is in its time: {why}"
 
 
 def _phases(entry: Entry) -> str:

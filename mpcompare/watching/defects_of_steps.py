@@ -89,7 +89,7 @@ def _lost_squares(number: int, taken: Taken) -> Iterator[Defect]:
         if means is not None and squares is not None and squares.dtype.itemsize == 2 and bool(means.any()):
             shares[name] = float((squares[means != 0] == 0).float().mean())
     if lost := [name for name, share in shares.items() if share > LOST]:
-        because = f"up to {max(shares.values()):.0%} of the squares of gradients that the optimizer keeps of "
+        because = f"up to {100 * max(shares.values()):.0f} % of the squares of gradients that the optimizer keeps of "
         because += f"{listed(lost)} are 0 after step {number}, and the gradients are not"
         yield Defect("moments", lost[0], because)
 

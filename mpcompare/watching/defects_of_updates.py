@@ -67,8 +67,8 @@ def _lost(look: Look, update: Updates) -> Iterator[Defect]:
                 shares[name] = max(shares.get(name, 0.0), e.lost)
     for kind, names in by_role.items():
         names = list(dict.fromkeys(names))
-        most = max(shares[n] for n in names)
-        because = f"{listed(names)} ({kind}) are kept in 16 bits, and {most:.0%} of their updates are rounded away"
+        most = 100 * max(shares[n] for n in names)
+        because = f"{listed(names)} ({kind}) are kept in 16 bits, and {most:.0f} % of their updates are rounded away"
         yield Defect("no master weights", names[0], because)
 
 

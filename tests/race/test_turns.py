@@ -146,7 +146,7 @@ def test_a_race_that_everybody_left_ends():
 def test_timing_is_described_by_what_was_found():
     finish = Finish(12, "rel_ci", half_width=0.013, seconds=9.0, race="r", compared=1)
     assert describe_timing(finish) == (
-        "12 rounds of blocks, stopped because narrow enough: every ratio of two runs is known within 1.3% (95 %)"
+        "12 rounds of blocks, stopped because narrow enough: every ratio of two runs is known within 1.3 % (95 %)"
     )
 
 

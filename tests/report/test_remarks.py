@@ -115,7 +115,7 @@ def test_a_block_that_goes_on_after_its_last_step_is_named_where_nothing_is_queu
     (comparison,) = compare(find_runs([tmp_path]), "amp")
     why = "its steps return before they are finished, or its weights are copied"
     assert [line for line in remarks.timing(comparison) if "reading" in line] == [
-        f"late bf16: reading loss and weights took 40% of a block, which is in its time: {why}"
+        f"late bf16: reading loss and weights took 40 % of a block, which is in its time: {why}"
     ]
 
 

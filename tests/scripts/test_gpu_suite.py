@@ -59,7 +59,7 @@ def test_a_step_is_profiled_by_phases(run):
 
 def test_the_clock_of_a_gpu_is_told():
     rows = [{"clock_mhz": 1900.0 + r, "throttle": "none"} for r in range(3)]
-    assert bench_ops.describe_clocks(rows) == "SM clock 1900 to 1902 MHz, median 1901; held back by: none 100%"
+    assert bench_ops.describe_clocks(rows) == "SM clock 1900 to 1902 MHz, median 1901; held back by: none 100 %"
 
 
 def test_operators_are_timed_against_torch(run, tmp_path, monkeypatch):

@@ -64,6 +64,6 @@ def _phases(axes: Axes, entries: Sequence[Entry]) -> None:
                 middle = (right + width / 2, place)
                 axes.text(*middle, f"{width:.3g}", ha="center", va="center", fontsize=8, color=ON_LIGHT)
             right += width
-        clock = "" if times.get(WHOLE_STEP) else f" (clock {entry.run.finished.phases.phase_overhead:+.1%})"
+        clock = "" if times.get(WHOLE_STEP) else f" (clock {100 * entry.run.finished.phases.phase_overhead:+.1f} %)"
         beside(axes, right, place, f"{short(right)} ms{clock}")
     axes.set_xlabel("ms in each phase, with a clock between them\n(its cost against bare steps)")

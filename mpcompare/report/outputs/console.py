@@ -106,7 +106,7 @@ def _phases(comparison: Comparison, width: int) -> Iterator[Table]:
         result = entry.run.finished
         times = result.phases.phase_ms
         cells = ["-" if (ms := times.get(phase)) is None else short(ms) for phase in phases]
-        clock = "-" if WHOLE_STEP in times else f"{result.phases.phase_overhead:+.1%}"
+        clock = "-" if WHOLE_STEP in times else f"{100 * result.phases.phase_overhead:+.1f} %"
         first, set_up = short(result.training.first_step_ms), f"{result.set_up.construct_s:.2g}"
         rows.append([entry.label, *cells, clock, first, set_up])
     return tables(columns, rows, 1, width)

@@ -31,7 +31,7 @@ def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Checks:
                 why, because = "optimizer", f"the update of {name} is {e.slope:.6g} times what its gradients make"
                 if e.short > 0.5 and digits_tell and not (left_out and e.lost == 1):
                     why = "no master weights"
-                    because = f"{name} has the digits of a 16-bit number; {e.lost:.1%} of its updates are lost"
+                    because = f"{name} has the digits of a 16-bit number; {100 * e.lost:.1f} % of its updates are lost"
                 elif cause:
                     why, because = cause, f"the update of {name} is {how}"
                 elif e.lost == 1 and e.lost_in_fp32 < 1:

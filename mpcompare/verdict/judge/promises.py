@@ -65,7 +65,7 @@ def _weights(run: Examined) -> Promise:
     words = f"no master weights{ROUNDED[run.findings.promises.rounding]}"
     short = [e.short for update in run.findings.first.updates for e in update.values()]
     longer = 1 - min(short, default=1.0)
-    because = f"{longer:.1%} of a weight's elements have more digits than {run.findings.promises.weights}"
+    because = f"{100 * longer:.1f} % of a weight's elements have more digits than {run.findings.promises.weights}"
     if longer == 0 and run.findings.promises.rounding == "stochastic":
         return _at_random(run, words)
     return Promise(words, longer == 0 if short else None, because)
@@ -84,7 +84,7 @@ def _at_random(run: Examined, words: str) -> Promise:
 def _moments(run: Examined) -> Promise:
     words = f"moments in {run.findings.promises.moments}"
     longer = {kind: 1 - share for kind, share in run.findings.first.digits.items() if share < 1}
-    because = ", ".join(f"{share:.1%} of {kind} has more digits" for kind, share in longer.items())
+    because = ", ".join(f"{100 * share:.1f} % of {kind} has more digits" for kind, share in longer.items())
     return Promise(words, not longer if run.findings.first.digits else None, because)
 
 

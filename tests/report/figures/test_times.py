@@ -21,7 +21,7 @@ def test_phases_are_stacked_and_a_whole_step_is_one_of_its_own(tmp_path):
     figure = drawn(tmp_path)
     (axes,) = figure.axes
     ends = [text.get_text() for text in axes.texts if "ms" in text.get_text()]
-    assert ends == ["7.5 ms", "10 ms (clock +1.0%)", "7 ms (clock +1.0%)"]
+    assert ends == ["7.5 ms", "10 ms (clock +1.0 %)", "7 ms (clock +1.0 %)"]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["forward", "backward", "step", "update", "whole step"]
 

@@ -96,10 +96,10 @@ def test_a_console_shows_the_comparison_then_its_table_and_what_there_is_to_say(
         "mine  bf16  5  0.50 (0.50-0.50)  2  1.00  0.5000  1.12500  2.5e-01  torch  4 - 6  -",
         "amp  bf16  10  1  2  1  0.5000  1.00000  baseline  torch  9 - 11  +0.0 %",
         "gone  bf16  failed",
-        "10 rounds of blocks, stopped because narrow enough: every ratio of two runs is known within 0.0% (95 %)",
+        "10 rounds of blocks, stopped because narrow enough: every ratio of two runs is known within 0.0 % (95 %)",
         "ms in phase  forward  backward  step  update  clock's cost  first step  set-up s",
-        "mine bf16  4  5  1  0  +1.0%  50  0.5",
-        "amp bf16  4  5  1  0  +1.0%  50  0.5",
+        "mine bf16  4  5  1  0  +1.0 %  50  0.5",
+        "amp bf16  4  5  1  0  +1.0 %  50  0.5",
         "gone bf16: failed: precision=fp16: no",
         "Right?  gone bf16 did not finish.",
         "Faster?  mine bf16 takes 0.50 of the time of amp bf16 (0.50 to 0.50).",
@@ -165,8 +165,8 @@ def test_phases_are_those_of_all_runs_and_a_whole_step_is_one_of_its_own(tmp_pat
     out = capsys.readouterr().out
     assert re.search(r"ms in phase +forward +backward +step +update +whole step +clock's cost", out)  # nobody unscales
     assert re.search(r"graph bf16 +- +- +- +- +7\.5 +- +50 ", out)
-    assert re.search(r"amp bf16 +4 +5 +1 +0 +- +\+1\.0% +50 ", out)
-    assert re.search(r"other bf16 +4 +3 +- +- +- +\+1\.0%", out)
+    assert re.search(r"amp bf16 +4 +5 +1 +0 +- +\+1\.0 % +50 ", out)
+    assert re.search(r"other bf16 +4 +3 +- +- +- +\+1\.0 %", out)
     summary = pd.read_csv(tmp_path / "report" / "summary.csv")
     assert summary["whole_step_ms"].tolist()[0] == 7.5
     assert summary["backward_ms"].tolist()[1:] == [5, 3]

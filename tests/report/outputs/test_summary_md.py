@@ -58,7 +58,7 @@ def test_the_file_has_verdicts_in_words_a_table_and_what_was_measured(tmp_path):
         "- **Not examined**: `other bf16`",
         "",
         "- Measured on device cpu, threads 2, torch 2.15.0; data: synthetic (asked for)",
-        "- 10 rounds of blocks, stopped because narrow enough: every ratio of two runs is known within 0.0% (95 %)",
+        "- 10 rounds of blocks, stopped because narrow enough: every ratio of two runs is known within 0.0 % (95 %)",
     ]
 
 

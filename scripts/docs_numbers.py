@@ -151,11 +151,15 @@ def foretold(file: Path) -> str:
 
 def planted(file: Path) -> str:
     """Returns a row for each planted bug and precision, with the number of failed checks of each kind that failed."""
-    table = pd.read_csv(file, dtype=str).drop(columns=["cause", "invisible"])
-    silent = [kind for kind in KINDS if kind in table and table[kind].isna().all()]
-    if table["precision"].nunique() == 1:
-        silent.append("precision")
-    return markdown(table.drop(columns=silent).rename(columns={"bug": f"planted bug ({file.stem.partition('_')[2]})"}))
+    table = pd.read_csv(file, dtype=str)
+    failed = table[[kind for kind in KINDS if kind in table]].apply(lambda row: row.dropna().items(), axis=1)
+    columns = {
+        f"planted bug ({file.stem.partition('_')[2]})": table["bug"],
+        "precision": table["precision"],
+        "verdict": table["verdict"],
+        "failed checks": [", ".join(f"{kind} {number}" for kind, number in each) for each in failed],
+    }
+    return markdown(pd.DataFrame(columns))
 
 
 def power(folder: Path) -> str:

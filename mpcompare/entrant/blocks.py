@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpcompare import generators
 from mpcompare.contract import State, Stepper
 from mpcompare.cost.flops import step_flops
 from mpcompare.entrant.sample import Ended, Lines, Sample
@@ -70,7 +71,7 @@ def _block(
     setup: Setup, trained: Trained, trial: Trial, order: Prepare, kept: bool
 ) -> Generator[Turn, Order | None, tuple[dict[str, Any], Ended | None]]:
     """Times one block. Returns its row of ``blocks.csv``, and its end, if that is to be ``kept``."""
-    torch.manual_seed(order.seed)  # for a backend that draws numbers: the trained one will draw the same
+    generators.seed(order.seed)  # for a backend that draws numbers: the trained one will draw the same
     bystanders, shift = Bystanders(setup.device), random.randrange(1 << 12, 1 << 22)
     padding = torch.empty(shift, dtype=torch.uint8, device=setup.device)  # shifts all that is allocated after it
     stepper = fresh(setup, trained)
@@ -146,7 +147,7 @@ def _compared(
         trained: is in ``state``, at the learning rate with which the block began.
         steps: the numbers of steps of the block before the clock started, and after it.
     """
-    torch.manual_seed(ended.seeds[0])
+    generators.seed(ended.seeds[0])
     streams = (islice(setup.drawn_batches(seed), number) for seed, number in zip(ended.seeds, steps, strict=True))
     start = ended.sample.of(state["params"], state["buffers"], state["optimizer"])
     losses = [float(trained.step(batch)) for batch in chain.from_iterable(streams)]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mpcompare import generators
 from mpcompare.tasks.copies import copy_of
 
 EXAMINED = 0  # the number of every step that is examined: its masks are those of the oracle
@@ -26,7 +27,7 @@ def seed_step(number: int, seed: int = 0) -> None:
 
     Python's and numpy's stay as they are.
     """
-    torch.manual_seed(zlib.crc32(f"{seed} {number}".encode()))
+    generators.seed(zlib.crc32(f"{seed} {number}".encode()))
 
 
 @contextmanager
@@ -39,10 +40,10 @@ def as_examined(device: torch.device) -> Iterator[None]:
 
 def state(device: torch.device) -> str:
     """Returns the state of torch's generators, as far as a step on ``device`` draws from them, as a short text."""
-    generators = [torch.get_rng_state()]
+    states = [torch.get_rng_state()]
     if device.type == "cuda":
-        generators.append(torch.cuda.get_rng_state(device))
-    return " ".join(f"{zlib.crc32(each.numpy().tobytes()):08x}" for each in generators)
+        states.append(torch.cuda.get_rng_state(device))
+    return " ".join(f"{zlib.crc32(each.numpy().tobytes()):08x}" for each in states)
 
 
 def draws(call: Callable[[], object], device: torch.device) -> bool:

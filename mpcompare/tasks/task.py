@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from mpcompare import generators
 from mpcompare.dtypes import HALF
 from mpcompare.errors import InputError, check_number, check_whole
 from mpcompare.tasks.batch import Batch
@@ -102,7 +103,7 @@ class Task:
         bits. Raises InputError where ``model`` makes no module, or one that cannot be copied or compared, or the
         optimizer has a group without parameters."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            generators.seed(seed)
             model = self.model()
         if not isinstance(model, nn.Module):
             raise InputError("task.model", type(model).__name__, "expected a torch.nn.Module")

@@ -1,6 +1,7 @@
 """Data that needs no files and no internet: scikit-learn's digits, and seeded random samples."""
 
 import math
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +18,10 @@ def digits(seed: int, samples: int) -> Dataset:
     Held out: the last 297 images, as they are. Training samples cycle through the first 1,500, each with a shift of up
     to 2 pixels and a rotation of up to 15 degrees drawn from ``seed``; the first round is not augmented.
     """
-    from sklearn.datasets import load_digits
-
     check_whole("data.samples", samples, at_least=1)
-    images, labels = load_digits(return_X_y=True)
-    x = torch.from_numpy(images).float().reshape(-1, 1, 8, 8) / 16
-    y = torch.from_numpy(labels).long()
+    x, y = _scanned()
     held_out = 297
-    x_train, y_train, x_test, y_test = x[:-held_out], y[:-held_out], x[-held_out:], y[-held_out:]
+    x_train, y_train, x_test, y_test = x[:-held_out], y[:-held_out], x[-held_out:], y[-held_out:].clone()
 
     generator = torch.Generator().manual_seed(seed)
     source = torch.arange(samples) % len(x_train)
@@ -36,6 +33,16 @@ def digits(seed: int, samples: int) -> Dataset:
     unchanged = torch.tensor([[1.0, 0, 0], [0, 1, 0]]).repeat(held_out, 1, 1)
     test = _resample(x_test, unchanged)
     return Dataset("digits", "asked for", train, y_train[source], test, y_test)
+
+
+@cache
+def _scanned() -> tuple[Tensor, Tensor]:
+    """Returns all images, fp32 ``[1797, 1, 8, 8]`` in [0, 1], and their labels, from a file of text that is read once:
+    parsing it takes longer than all else here. Nobody may write into them."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return torch.from_numpy(images).float().reshape(-1, 1, 8, 8) / 16, torch.from_numpy(labels).long()
 
 
 def _resample(images: Tensor, affine: Tensor) -> Tensor:

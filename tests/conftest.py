@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch loads OpenMP: threads that wait let others compute
 
+import gc
 import signal
 import sys
 import zlib
@@ -43,6 +44,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(left) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])
         items[:] = left
+
+
+def pytest_collection_finish() -> None:
+    """Takes what was imported out of the garbage collector's sight: else every measurement of memory, which collects
+    garbage first, and every watch, which looks through all objects, would walk half a million of them."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries that count what is left at the end would write of leaks
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from markupsafe import Markup
 from support.graphs import recorded_graphs  # noqa: F401 - a fixture
 from support.marks import CUDA
 
@@ -81,6 +82,17 @@ def mnist_root() -> Path:
     if not root or not (Path(root) / "MNIST").is_dir():
         pytest.skip("MPCOMPARE_DATA does not name a folder with MNIST")
     return Path(root)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has an empty drawing for each figure of the page of a report, which takes most of the time of a report. Whether a
+    figure has something to show, and its text, are as they are."""
+
+    def inline(figure: object, name: str, alt: str) -> Markup:
+        return Markup('<svg role="img" aria-label="{}"></svg>').format(alt)
+
+    monkeypatch.setattr("mpcompare.report.outputs.page.figures.inline", inline)
 
 
 @dataclass

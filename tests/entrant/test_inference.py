@@ -271,13 +271,14 @@ def row(ms, accuracy=0.5):
             "peak_memory_bytes": 6_000_000}  # fmt: skip
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_table_has_a_row_for_each_way_of_each_run(tmp_path, capsys):
     found = {"autocast fp16": row(4.0, 0.25), "fp16 weights": {"unavailable": "RuntimeError: no"}, "fp32": row(8.0)}
     more = {"inference": {"batch_size": 8, "seconds": 1.0, "batches": 3, "ways": found}}
     write_run(tmp_path / "0", "amp", **more)
     write_run(tmp_path / "1", "mine", **more)
     write_run(tmp_path / "2", "older")  # a record without inference
-    assert report([tmp_path], tmp_path / "report")
+    assert report([tmp_path], tmp_path / "report", formats=[])
     out = capsys.readouterr().out
     assert "inference, batch 8" in out
     assert out.count("unavailable: RuntimeError: no") == 2
@@ -297,9 +298,10 @@ def test_the_table_has_a_row_for_each_way_of_each_run(tmp_path, capsys):
     assert " ".join(line.split()) == "mine bf16 autocast fp16 0.2500 1.25000"  # its costs stand in the rows above
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_no_run_without_inference_has_a_table(tmp_path, capsys):
     write_run(tmp_path / "0", "amp")
-    assert report([tmp_path], tmp_path / "report")
+    assert report([tmp_path], tmp_path / "report", formats=[])
     assert "inference, batch" not in capsys.readouterr().out
     assert not (tmp_path / "report" / "inference.csv").exists()
 

@@ -22,6 +22,7 @@ DIFFERENCES = {  # the difference, and the line that names it
 }
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("field", slow_after(1, DIFFERENCES))
 def test_runs_that_differ_are_refused_with_the_field_and_allowed_by_its_name(tmp_path, field, capsys):
     difference, line = DIFFERENCES[field]

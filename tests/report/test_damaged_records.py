@@ -102,6 +102,7 @@ def test_a_damaged_record_is_a_row_with_its_reason(three, content, said):
     assert said in errors["2-other"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_columns_that_are_missing_or_too_many_are_named(three):
     file = three / "2-other" / "blocks.csv"
     file.write_text(file.read_text().replace("seen_s", "seen_h"))
@@ -120,6 +121,7 @@ def test_a_pipe_in_the_place_of_a_record_is_a_row(three):
     assert rows(three) == {"0-mine": UNREADABLE, "1-amp": "ok", "2-other": UNREADABLE}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_whose_record_is_missing_is_a_row(three):
     (three / "2-other" / "result.json").unlink()
     assert not report([three], three.parent / "report", "amp", formats=[])
@@ -197,6 +199,7 @@ def test_a_figure_that_cannot_be_drawn_is_one_that_says_why(three, monkeypatch, 
     assert (three.parent / "report" / "step_time.png").stat().st_size > 1000
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_output_that_cannot_be_made_costs_no_other(three, monkeypatch, caplog, capsys):
     monkeypatch.setattr("mpcompare.report.outputs.summary_md.lines", lambda _: 1 / 0)
     assert not report([three], three.parent / "report", "amp", formats=[])

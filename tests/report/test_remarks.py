@@ -13,6 +13,8 @@ from mpcompare.report.runs import find_runs
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def test_what_could_not_be_checked_is_said_once_for_those_that_are_the_same(tmp_path):
     for i, backend in enumerate(("amp", "scratch", "fused", "wrong")):

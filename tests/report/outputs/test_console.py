@@ -17,6 +17,8 @@ from mpcompare.report.runs import find_runs
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 NAMES = ["backend", "precision"]
 COLUMNS = [
     "verdict", "ms/step p50", "time / amp bf16", "peak MB", "memory / amp bf16", "test acc.", "final loss",

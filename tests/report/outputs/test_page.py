@@ -182,6 +182,7 @@ def test_of_many_checks_those_that_failed_and_the_nearest_are_drawn():
     assert wrong.left_out == "202 more are in verdict.json: 3 that failed, too"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_nearness_is_said_of_no_run_and_the_first_check_that_failed_decides(runs):
     tight, loose = replace(check(value=0.999), tight=True), check("another", 0.9)
     assert [bar.state for bar in bars("run", [tight, loose])] == ["far", "near"]
@@ -221,6 +222,7 @@ def test_verdicts_in_words(runs):
     assert words_alone == ["did not finish", "not examined", "not examined"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_answers_stand_first(runs):
     page = Page(rendered(runs, [check(because="the loss is too far", value=3.0)]))
     begin = page.words.index("Right?")
@@ -230,6 +232,7 @@ def test_the_answers_stand_first(runs):
     assert begin < page.words.index("Faster?") < page.words.index("Smaller?") < page.words.index("Verdicts")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_how_to_read_the_page_is_said_with_its_own_numbers(runs):
     words = Page(rendered(runs, [check(value=3.0), check("another")])).words
     assert "a step of mine bf16 takes 0.50 of amp bf16's time" in words
@@ -238,6 +241,7 @@ def test_how_to_read_the_page_is_said_with_its_own_numbers(runs):
     assert "1 of its 2 checks failed" in words
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_differs_says_what_its_cause_means_and_what_to_do(runs):
     page = Page(rendered(runs, [replace(check(value=3.0), cause="clip")]))
     assert "What this means, and what to do" in page.words
@@ -257,6 +261,7 @@ def test_the_advice_on_a_cause_is_its_whole_section_and_nothing_else(cause, sect
     assert not {"h2", "h3"} & {tag for tag, _ in page.elements}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_no_sentence_of_the_page_and_of_the_markdown_is_too_long(runs):
     long = "the gradient of blocks.0.weight in the first step is 12 times its limit: " + "a reason, " * 5
     text = rendered(runs, [check(value=3.0, because=long), check("another")])
@@ -269,6 +274,7 @@ def test_no_sentence_of_the_page_and_of_the_markdown_is_too_long(runs):
     assert too_long(re.sub(r"<[^>]*>", "", page)) == []
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_differs_comes_first_and_the_verdict_stands_beside_the_name(tmp_path):
     for place, backend in enumerate(("amp", "right", "mine")):
         write_run(tmp_path / str(place), backend)

@@ -3,12 +3,15 @@
 import math
 
 import pandas as pd
+import pytest
 from support.records import WHOLE, write_run
 
 from mpcompare.report import summary
 from mpcompare.report.comparison import compare
 from mpcompare.report.report import report
 from mpcompare.report.runs import find_runs
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def test_summary_compares_with_the_baseline_step_by_step(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """The mistakes of conf/backend/mistake are chosen by name, and differ from torch.amp on a task that shows them."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ TASKS = {
 POLICY = DynamicLossScale(2.0**20, growth_interval=5)
 
 
+@cache
 def chosen(name):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", [f"backend=mistake/{name}"]).backend

@@ -1,6 +1,7 @@
 """The bugs of conf/backend/real are chosen by name, and each is an entrant of tests/planted/real, too."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ NAMES = sorted(path.stem for path in (CONF / "backend" / "real").glob("*.yaml"))
 BASES = {"Amp", "MasterWeights", "OwnAdamW", "OwnRule", "OwnScheduler"}
 
 
+@cache
 def chosen(name):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", [f"backend=real/{name}"]).backend

@@ -182,12 +182,12 @@ def test_wrong_input_of_every_job_is_one_line_and_an_exit_code(cli, tmp_path):
 
 
 def test_each_different_line_of_wrong_input_is_said_once(cli, tmp_path):
-    ended = cli("-m", "backend=fp32", "task.batch_size=641,642", "seed=0,1", *SMALL[:2], *SMALL[3:],
-                "data.samples=640", f"hydra.sweep.dir={tmp_path / 'sweep'}")  # fmt: skip
+    ended = cli("-m", "backend=fp32", "task.batch_size=641,642", "seed=0,1", SMALL[1], *SMALL[3:],
+                "data=synthetic", "data.samples=640", f"hydra.sweep.dir={tmp_path / 'sweep'}")  # fmt: skip
     assert ended.code == 2
     assert [line for line in ended.err.splitlines() if "samples" in line] == [
-        "mpcompare: error: task.batch_size=641: data=digits has only 640 samples",
-        "mpcompare: error: task.batch_size=642: data=digits has only 640 samples",
+        "mpcompare: error: task.batch_size=641: data=synthetic has only 640 samples",
+        "mpcompare: error: task.batch_size=642: data=synthetic has only 640 samples",
     ]
 
 

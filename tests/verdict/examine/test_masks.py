@@ -72,6 +72,6 @@ def test_a_network_that_draws_nothing_says_nothing_of_masks():
 
 
 def test_the_examined_network_has_masks_that_all_backends_draw_alike():
-    task, _, _ = reference(DROPOUT, "bf16", functions=False)
+    task, _ = DROPOUT.make(functions=False)
     model = task.new_model(0, torch.device("cpu"))
     assert not any(isinstance(m, MaskedDropout) for m in model.modules())

@@ -10,8 +10,6 @@ from torch.utils.checkpoint import checkpoint
 
 import mpcompare
 
-DTYPES = [torch.bfloat16, torch.float16]
-
 
 def body() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 8))
@@ -85,8 +83,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp16"])
-@pytest.mark.parametrize("case", CASES)
+# In the order of CASES: the plain command tries each in one format of 16 bits, by turns.
+EACH = [
+    pytest.param(case, dtype, id=f"{case}-{name}", marks=[pytest.mark.slow] if (turn + other) % 2 else [])
+    for turn, case in enumerate(CASES)
+    for other, (name, dtype) in enumerate({"bf16": torch.bfloat16, "fp16": torch.float16}.items())
+]
+
+
+@pytest.mark.parametrize(("case", "dtype"), EACH)
 def test_each_pass_is_examined(case, dtype):
     torch.manual_seed(0)
     make, losses, micro_batches = CASES[case]

@@ -60,7 +60,16 @@ def test_examining_does_not_write_to_what_it_is_given():
     assert policy == DynamicLossScale()
 
 
-@pytest.mark.parametrize(("name", "precision"), [b for b in CPU_BACKENDS if b[0] in ("amp", "scratch", "fused")])
+QUICK = {"amp": "bf16", "scratch": "fp16", "fused": "fp32"}
+# The plain command tries each backend in one precision, and each precision once.
+CLIPPED = [
+    pytest.param(name, precision, marks=[] if precision == QUICK[name] else [pytest.mark.slow])
+    for name, precision in CPU_BACKENDS
+    if name in QUICK
+]
+
+
+@pytest.mark.parametrize(("name", "precision"), CLIPPED)
 def test_right_clips_and_counts_are_recorded(name, precision):
     task = replace(make_task(samples=32 * 12), clip_norm=0.1, accumulate=2, schedule=Warmup(3))
     findings = examined(name, BACKENDS[name], task, dataset_of(task), precision, steps=4).findings

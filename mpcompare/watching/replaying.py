@@ -22,6 +22,7 @@ from mpcompare.verdict.examine.forced.kernels import Kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
+from mpcompare.verdict.examine.forced.weights import backward
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.widened import CASTS
 from mpcompare.verdict.judge.errors import GradientError
@@ -171,7 +172,7 @@ class FromTheRoot(Replay):
         grads = [None if g is None else g.to(self.dtype) for g in root.gradients]
         if all(end.numel() == 1 for end in ends):
             self.exact += sum(float(end.detach()) for end in ends)
-        torch.autograd.backward(ends, grads)
+        backward(ends, grads)
 
     def play(self, op: Op, values: dict[Slot, Tensor]) -> None:
         """Calls a function again, with the values that it is given here."""

@@ -265,7 +265,8 @@ class Forced(torch.autograd.Function):
         layer.fill(ctx.values, ctx.params, call, replay)
         replay.whose("backward", ctx.at.name)
         places = [end.place for end in ends]
-        found = iter(torch.autograd.grad(places, wanted, grads, allow_unused=True) if ends else ())
+        edges = list(map(get_gradient_edge, wanted))  # with them torch takes no mode off: see ``backward``
+        found = iter(torch.autograd.grad(places, edges, grads, allow_unused=True) if ends else ())
         replay.whose("", ctx.at.name)
         back = tuple(_as(next(found, None), replay.dtype, copy=False) if is_real(v) else None for v in ctx.values)
         for place, g in enumerate(back):

@@ -34,7 +34,7 @@ from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, rows_of
-from mpcompare.verdict.examine.forced.weights import Weights, as_complex
+from mpcompare.verdict.examine.forced.weights import Weights, as_complex, backward
 from mpcompare.verdict.examine.numerics import numbers, spread
 from mpcompare.verdict.examine.oracle import shares_of
 
@@ -129,7 +129,7 @@ class Replay:
         for call, y, share in zip(calls, targets, shares_of(self.loss_fn, targets), strict=True):
             part = self._loss(self._output_of(call), y) * share
             loss += part.item()
-            (part * self.kept).backward()
+            backward([part * self.kept], [None])
             self.whose("", "")
         return loss
 
@@ -148,7 +148,7 @@ class Replay:
         parts = zip(whole, targets, shares_of(self.loss_fn, targets), strict=True)
         loss = torch.stack([self._loss(y, target) * share for y, target, share in parts]).sum()
         self.in_parts = True
-        (loss * self.kept).backward()
+        backward([loss * self.kept], [None])
         self.whose("", "")
         return loss.item()
 
@@ -184,7 +184,7 @@ class Replay:
         pairs = zip(tree_flatten(output)[0], call.gradients, strict=True)
         ends = [(y, g.to(self.dtype) / self.scale * self.kept) for y, g in pairs if g is not None and y.requires_grad]
         if ends:
-            torch.autograd.backward([y for y, _ in ends], [g for _, g in ends])
+            backward([y for y, _ in ends], [g for _, g in ends])
         self.whose("", "")
 
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:

@@ -4,16 +4,18 @@ A copy of the network in float64 has twice the bytes of its parameters, and so h
 needs them at a time. What is left of a parameter between forward and backward is its place in autograd's graph.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from mpcompare.tasks.task import sharing_parameters
+from mpcompare.verdict.examine.forced.record import in_backward
 from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
 
 # What is asked of a parameter without its numbers.
@@ -70,7 +72,8 @@ class Weights(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in ASKED:
+        # Within backward only a checkpoint takes gradients: it calls the network once more.
+        if func in ASKED or (in_backward() and not torch.is_grad_enabled()):
             return func(*args, **kwargs)
         if func == DTYPE and id(args[0]) in self.names:
             return self.dtype
@@ -78,6 +81,14 @@ class Weights(TorchFunctionMode):
             args, kwargs = tree_map_only(nn.Parameter, self.taken, (args, kwargs))
         self.asked |= asked_of(func, args, kwargs)
         return call_widened(func, args, kwargs, self.dtype, self.stored)
+
+
+def backward(ends: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Takes a backward that the modes see. Torch takes a mode off while it calls a function with tensors, and it sees
+    no tensors in the edges of a graph. So the modes are on where a checkpoint calls the network once more."""
+    pairs = zip(ends, gradients, strict=True)
+    given = [torch.ones_like(end) if g is None else g for end, g in pairs]
+    torch.autograd.backward(list(map(get_gradient_edge, ends)), given)
 
 
 def as_complex(dtype: torch.dtype, numbers: Tensor) -> torch.dtype:

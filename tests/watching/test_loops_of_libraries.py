@@ -1,0 +1,73 @@
+"""Right loops whose parts are those of published libraries: none has a defect, and what is there to see is seen."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import mpcompare
+
+
+class Norm(nn.Module):
+    """A norm that computes in fp32, whatever it is given."""
+
+    calls = 0
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        Norm.calls += 1
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class Block(nn.Module):
+    """Layers that are casts apart."""
+
+    def __init__(self, norms: int = 1) -> None:
+        super().__init__()
+        self.norms, self.up, self.down = nn.Sequential(*map(Norm, [16] * norms)), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        h = self.up(self.norms(x)).float()
+        return x + self.down((h * h.sigmoid()).to(x.dtype))
+
+
+class Recomputed(nn.Module):
+    """Blocks that backward computes once more; ``reentrant`` is None where it does not."""
+
+    def __init__(self, block: nn.Module, reentrant: bool | None) -> None:
+        super().__init__()
+        self.first, self.block, self.last, self.reentrant = nn.Linear(8, 16), block, nn.Linear(16, 5), reentrant
+
+    def forward(self, x):
+        h = self.first(x)
+        h = self.block(h) if self.reentrant is None else checkpoint(self.block, h, use_reentrant=self.reentrant)
+        return self.last(h)
+
+
+def watched(model, autocast):
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        x, y = torch.randn(16, 8), torch.randint(5, (16,))
+        with torch.autocast("cpu", dtype=torch.bfloat16) if autocast else contextlib.nullcontext():
+            loss = F.cross_entropy(model(x).float(), y)
+        loss.backward()
+        optimizer.step()
+        Norm.calls = 0
+    return seen
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_casts_of_a_block_that_is_recomputed_are_widened(reentrant, autocast):
+    torch.manual_seed(0)
+    seen = watched(Recomputed(Block(), reentrant), autocast)
+    assert [seen.defects, seen.not_examined] == [[], []], str(seen)
+    assert all(seen.sight.layers.values()), str(seen)

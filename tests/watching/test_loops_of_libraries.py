@@ -71,3 +71,12 @@ def test_casts_of_a_block_that_is_recomputed_are_widened(reentrant, autocast):
     seen = watched(Recomputed(Block(), reentrant), autocast)
     assert [seen.defects, seen.not_examined] == [[], []], str(seen)
     assert all(seen.sight.layers.values()), str(seen)
+
+
+def test_a_replay_recomputes_a_block_once():
+    counts = []
+    for reentrant in (None, False):
+        torch.manual_seed(0)
+        watched(Recomputed(Block(norms=6), reentrant), autocast=False)
+        counts.append(Norm.calls)
+    assert 0 < counts[1] <= 2 * counts[0]

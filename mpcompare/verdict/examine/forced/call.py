@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.dtypes import HALF
@@ -199,7 +199,7 @@ class Forced(torch.autograd.Function):
                 replay.passing("constant")
             replay.whose("forward", name)
             marks = layer.marks(ctx.params)
-            with torch.enable_grad():
+            with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
                 ctx.results = layer.forward(ctx.values, ctx.params)
             written = {name for name, mark in layer.marks(ctx.params).items() if mark != marks[name]}
             replay.whose("", name)
@@ -296,6 +296,12 @@ def _end(result: Tensor, is_kept: bool) -> _End:
     if is_kept or (result.requires_grad and result.is_leaf):
         return _End(result, result.shape)
     return _End(get_gradient_edge(result) if result.requires_grad else None, result.shape)
+
+
+def _itself(saved: Tensor) -> Tensor:
+    """Stands in the place of a checkpoint's hooks within a layer. The layer has a graph of its own, and for each
+    backward through another graph a checkpoint computes all of its layers once more."""
+    return saved
 
 
 def _in_format(recorded: Tensor, half: torch.dtype | None) -> Tensor:

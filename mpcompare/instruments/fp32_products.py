@@ -56,14 +56,18 @@ def set_tf32(allowed: bool) -> None:
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
     """Allows TF32, or not, until the end of the block; then every flag is as it was, whatever has set it meanwhile."""
-    before, old_style = {name: flag.fp32_precision for name, flag in _FLAGS.items()}, None
+    before, of_products, of_cudnn = {name: flag.fp32_precision for name, flag in _FLAGS.items()}, None, None
     with suppress(RuntimeError):
-        old_style = torch.get_float32_matmul_precision()
+        of_products = torch.get_float32_matmul_precision()
+    with suppress(RuntimeError):
+        of_cudnn = torch.backends.cudnn.allow_tf32
     set_tf32(allowed)
     try:
         yield
     finally:
-        if old_style is not None:
-            torch.set_float32_matmul_precision(old_style)
+        if of_products is not None:
+            torch.set_float32_matmul_precision(of_products)
+        if of_cudnn is not None:
+            torch.backends.cudnn.allow_tf32 = of_cudnn
         for name, flag in _FLAGS.items():
             flag.fp32_precision = before[name]

@@ -65,3 +65,13 @@ def test_a_network_on_a_gpu_is_in_tf32_where_one_of_its_products_may_be():
     with tf32(True):
         assert are_tf32(linear, gpu)
         assert not are_tf32(convolution, cpu)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_block_leaves_the_flag_of_cudnn_as_it_was(allowed):
+    torch.backends.cudnn.allow_tf32 = allowed  # the default of torch is True
+    with tf32(False):
+        assert not torch.backends.cudnn.allow_tf32
+    with torch.backends.cudnn.flags(enabled=False):  # reads it, as networks with a CTC loss do
+        pass
+    assert torch.backends.cudnn.allow_tf32 == allowed

@@ -5,12 +5,11 @@ modules of the copy.
 
 import copy
 from collections.abc import Mapping
-from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
+from unittest import mock
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 Module = TypeVar("Module", bound=nn.Module)
@@ -19,11 +18,9 @@ Module = TypeVar("Module", bound=nn.Module)
 def copy_of(network: Module, kept: Mapping[int, Any] | None = None) -> Module:
     """Returns a copy of a network. ``kept`` has by ``id`` of an object within the network what the copy has in its
     place."""
-    holders = [each for m in network.modules() for each in (m, *_owners_of_hooks(m))]
-    held = [v for each in holders for v in tree_leaves(vars(each))]
-    results = [v for v in held if isinstance(v, Tensor) and not v.is_leaf]  # such as the state that a layer left
-    known = {id(v): v.detach() for v in results} | dict(kept or {})
-    made = copy.deepcopy(network, known)
+    known = dict(kept or {})
+    with mock.patch.object(Tensor, "__deepcopy__", _detached):
+        made = copy.deepcopy(network, known)
     for module in made.modules():
         for owner in (vars(module), *(vars(module).get(hooks, {}) for hooks in HOOKS)):
             for name, value in owner.items():
@@ -32,11 +29,14 @@ def copy_of(network: Module, kept: Mapping[int, Any] | None = None) -> Module:
     return made
 
 
-def _owners_of_hooks(module: nn.Module) -> list[Any]:
-    """Returns the objects whose methods are hooks after the forward of a module, such as one that collects features."""
-    hooks = [each.func if isinstance(each, partial) else each for each in module._forward_hooks.values()]
-    owners = [each.__self__ if isinstance(each, MethodType) else each for each in hooks]
-    return [each for each in owners if hasattr(each, "__dict__")]
+_COPY_OF_TENSOR = Tensor.__deepcopy__
+
+
+def _detached(value: Tensor, known: dict[int, Any]) -> Tensor:
+    """Returns a copy of a tensor. Torch copies no results, such as the state that a layer left or the numbers of a
+    distribution: a copy has their numbers, and not their graph."""
+    copied: Tensor = _COPY_OF_TENSOR(value, known) if value.is_leaf else value.detach()
+    return copied
 
 
 def _of_copy(value: Any, known: dict[int, Any]) -> Any:

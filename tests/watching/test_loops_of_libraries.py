@@ -80,3 +80,29 @@ def test_a_replay_recomputes_a_block_once():
         watched(Recomputed(Block(norms=6), reentrant), autocast=False)
         counts.append(Norm.calls)
     assert 0 < counts[1] <= 2 * counts[0]
+
+
+class Policy(nn.Module):
+    """A policy that keeps the distribution of its latest actions, and gives a method in the place of forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.mean, self.log_std = nn.Linear(8, 16), nn.Linear(16, 2), nn.Parameter(torch.zeros(2))
+
+    def log_prob(self, observations, actions):
+        self.distribution = torch.distributions.Normal(self.mean(self.body(observations).tanh()), self.log_std.exp())
+        return self.distribution.log_prob(actions).sum(-1)
+
+
+def test_a_policy_may_keep_its_distribution():
+    torch.manual_seed(0)
+    model = Policy()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            loss = -model.log_prob(torch.randn(16, 8), torch.randn(16, 2)).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert [seen.defects, seen.not_examined] == [[], []], str(seen)
+    assert all(seen.sight.parameters.values()), str(seen)

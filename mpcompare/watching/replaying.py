@@ -188,11 +188,13 @@ class FromTheRoot(Replay):
         found = tree_flatten(result)[0]
         for slot, value, dtype in zip(op.results, found, op.dtypes, strict=True):
             if slot is not None:
+                is_written = slot in self.written
                 is_stored = (dtype in HALF or (self.stores_all and is_real(value))) and op.writes is None
+                # What is written into later must not be a view that a function of ours made. A view has the numbers
+                # of its base, which are stored.
+                is_stored &= not (is_written and is_real(value) and value._is_view())
                 stored = _Stored.apply(value, self) if is_stored else value
-                # What is written into later must not be a view that a function of ours made.
-                is_written = is_stored and slot in self.written and not value._is_view()
-                values[slot] = stored.clone() if is_written else stored
+                values[slot] = stored.clone() if is_stored and is_written else stored
 
     def _own(self, function: type[Function], args: Any) -> Any:
         """Calls a function of the user's own, which may round each of its results as a layer does."""

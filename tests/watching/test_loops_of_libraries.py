@@ -106,3 +106,17 @@ def test_a_policy_may_keep_its_distribution():
             optimizer.step()
     assert [seen.defects, seen.not_examined] == [[], []], str(seen)
     assert all(seen.sight.parameters.values()), str(seen)
+
+
+def test_a_loss_may_write_into_a_view():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # the loss of Barlow Twins
+            a, b = model(torch.randn(32, 8)), model(torch.randn(32, 8))
+            correlations = torch.mm(a.T, b).div_(32)
+            loss = torch.diagonal(correlations).add_(-1).pow_(2).sum() + 0.1 * correlations.float().square().mean()
+        loss.backward()
+        optimizer.step()
+    assert [seen.defects, seen.not_examined] == [[], []], str(seen)

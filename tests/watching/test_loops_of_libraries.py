@@ -120,3 +120,19 @@ def test_a_loss_may_write_into_a_view():
         loss.backward()
         optimizer.step()
     assert [seen.defects, seen.not_examined] == [[], []], str(seen)
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_norm_of_two_numbers_passes_down_roundings(width):
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.norm = nn.Linear(8, width), nn.Linear(8, width), nn.LayerNorm(width)
+            self.last = nn.Linear(width, 5)
+
+        def forward(self, x):
+            return self.last(self.norm(self.a(x) + self.b(x)).softmax(-1))
+
+    torch.manual_seed(0)
+    seen = watched(Normed(), autocast=False)
+    assert seen.defects == [], str(seen)

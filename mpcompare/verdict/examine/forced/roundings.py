@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mpcompare.precision import FP16, Precision
+from mpcompare.precision import FP16, FP32, Precision
 from mpcompare.verdict.examine.numerics import chunks
 from mpcompare.verdict.examine.widened import values_of
 
@@ -27,6 +27,12 @@ ADDMM, CONVOLUTION = torch.ops.aten.addmm.default, torch.ops.aten.convolution.de
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 CONVOLUTIONS = (CONVOLUTION, CONVOLUTION_BACKWARD)
 DETACH = torch.ops.aten.detach.default
+# What they pass down is a small rest of larger terms, as where two numbers are normed: no rounding of an operand or of
+# the result is as large as the roundings within.
+CANCELLING = {
+    "aten::native_layer_norm_backward", "aten::native_group_norm_backward", "aten::native_batch_norm_backward",
+    "aten::_fused_rms_norm_backward", "aten::_softmax_backward_data",
+}  # fmt: skip
 WHOLE = {torch.float32: (torch.int32, 24), torch.float64: (torch.int64, 53)}  # its bits as a number, and its digits
 PIECE = 1 << 18  # elements that are rounded at a time: they alone stay in the cache
 # Operators whose results are some of the numbers that they are given, or none that is rounded.
@@ -89,6 +95,8 @@ class Roundings(TorchDispatchMode):
         in_16_bits = self.on and func in CONVOLUTIONS and self.convolves_in is not torch.float32
         if in_16_bits:
             result = self._in_16_bits(func, args)
+        elif self.on and func._schema.name in CANCELLING and self.u == FP32.unit_roundoff:
+            result = _in_fp32(func, args, kwargs or {})
         elif self.on and self.before_bias and func in (ADDMM, CONVOLUTION) and not kwargs:
             result = self._without_bias(func, args)
         else:
@@ -163,6 +171,19 @@ class Roundings(TorchDispatchMode):
         """Returns a number from 0 to 1 that depends on the sample, and on some of the elements of ``value``."""
         some = value[:: max(1, value.numel() // SEEDS)].contiguous().cpu().numpy().tobytes()
         return random.Random(zlib.crc32(some, self.sample)).random()
+
+
+def _in_fp32(func: Any, args: Any, kwargs: Any) -> Any:
+    """Returns what torch makes in fp32, of numbers in float64."""
+    double, single = torch.float64, torch.float32
+
+    def narrow(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.float() if value.dtype is double else value
+        return single if value is double else value
+
+    args, kwargs = tree_map(narrow, (args, kwargs))
+    return tree_map_only(Tensor, lambda t: t.double() if t.dtype is single else t, func(*args, **kwargs))
 
 
 @contextmanager

@@ -136,3 +136,29 @@ def test_a_norm_of_two_numbers_passes_down_roundings(width):
     torch.manual_seed(0)
     seen = watched(Normed(), autocast=False)
     assert seen.defects == [], str(seen)
+
+
+class Recursive(nn.Module):
+    """A network that returns the loss of a batch, and calls its own forward for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = nn.Linear(8, 16), nn.Linear(16, 5)
+
+    def forward(self, given):
+        if isinstance(given, dict):
+            return F.cross_entropy(self.forward(given["x"]).float(), given["y"])
+        return self.last(self.body(given).relu())
+
+
+def test_forward_may_call_itself():
+    torch.manual_seed(0)
+    model = Recursive()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model({"x": torch.randn(16, 8), "y": torch.randint(5, (16,))})
+        loss.backward()
+        optimizer.step()
+    assert [seen.defects, seen.not_examined] == [[], []], str(seen)
+    assert all(seen.sight.layers.values()), str(seen)

@@ -264,7 +264,7 @@ class Replay:
                 hooks[module].take_off()
         whole = self.network.forward
         originals.setdefault(self.network, whole)
-        self.network.forward = lambda *args, **kwargs: self._output(whole(*args, **kwargs))
+        self.network.forward = self._outermost(whole)
         try:
             yield
         finally:
@@ -272,6 +272,22 @@ class Replay:
                 del module.forward
             for each in hooks.values():
                 each.put_back()
+
+    def _outermost(self, whole: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the forward of the network, whose output is compared. One may call itself, as one that is given a
+        batch and returns its loss."""
+        under_way: list[Callable[..., Any]] = []
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if under_way:
+                return whole(*args, **kwargs)
+            under_way.append(whole)
+            try:
+                return self._output(whole(*args, **kwargs))
+            finally:
+                under_way.clear()
+
+        return forward
 
     def comes_to(self, call: Call, exact: Sequence[Tensor | None]) -> None:
         """Is told that backward comes to the output of a call of the network, with the exact gradients there."""

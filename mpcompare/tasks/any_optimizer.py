@@ -121,6 +121,8 @@ def fault_of(make: Maker, lr: float) -> str:
         return f"cannot update a parameter by its gradient alone ({in_full(error)})"
     if not all(torch.allclose(whole, other, rtol=1e-9, atol=1e-12) for other in (halves, flat)):
         return "its update of an element depends on other elements, or on random numbers, and cannot be replayed"
+    if torch.equal(whole, w):
+        return "it moves no parameter in float64"
     optimizer = make(p := nn.Parameter(w.clone()))
     for p.grad in grads:
         optimizer.step()

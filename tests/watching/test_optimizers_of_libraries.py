@@ -1,0 +1,50 @@
+"""Optimizers as libraries have them: one that trains by a rule of its own has no defect."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mpcompare
+
+
+class OfKernels(torch.optim.Optimizer):
+    """An optimizer of kernels that leave weights in float64 as they are, as those of bitsandbytes do on a CPU."""
+
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})
+
+    def moved(self, p, mean, square, count):
+        return (mean / (1 - 0.9**count)) / ((square / (1 - 0.999**count)).sqrt() + 1e-8)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(state1=torch.zeros_like(p), state2=torch.zeros_like(p), step=0)
+                state["step"] += 1
+                state["state1"].lerp_(p.grad, 0.1)
+                state["state2"].lerp_(p.grad.square(), 0.001)
+                if p.dtype is torch.float32:
+                    p.sub_(self.moved(p, state["state1"], state["state2"], state["step"]), alpha=group["lr"])
+
+
+class Adam8bit(OfKernels):
+    """The same, whose name says that it is an Adam."""
+
+
+@pytest.mark.parametrize("kind", [OfKernels, Adam8bit])
+def test_an_optimizer_of_a_library_has_no_defect(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 5))
+    optimizer = kind(model.parameters())
+    with mpcompare.watch(model, optimizer, steps=3) as seen:
+        for _ in range(3):
+            loss = F.cross_entropy(model(torch.randn(16, 8)), torch.randint(5, (16,)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert seen.defects == [], str(seen)
+    assert seen.facts["updates"] == 3

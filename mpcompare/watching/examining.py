@@ -213,10 +213,13 @@ def _is_mistake(wrong: Sequence[Wrong], compute: torch.dtype, but: str) -> bool:
 
 def _is_another(optimizer: torch.optim.Optimizer, wrong: Wrong, compute: torch.dtype) -> bool:
     """Returns whether updates are those of another rule, which nobody knows: neither does the name of the class say
-    that it has this one, nor does a known mistake make them. Somebody's own optimizer may have a decay of its own."""
+    that it has this one, nor does a known mistake make them. Somebody's own optimizer may have a decay of its own, and
+    add eps before the bias correction, as the last form in Adam's paper does."""
     step, _, _, names = wrong
-    is_own = not is_by_name(optimizer, step.settings[names[0]])
-    return is_own and not _is_mistake([wrong], compute, but=DECOUPLED)
+    made = {mistake for mistake, each in _mistakes([wrong], compute).items() if each.excess <= 1}
+    if is_by_name(optimizer, step.settings[names[0]]):
+        return not type(optimizer).__module__.startswith("torch.optim") and made == {EPS_BEFORE}
+    return not made - {DECOUPLED, EPS_BEFORE}
 
 
 def _groups(step: Taken) -> list[list[str]]:

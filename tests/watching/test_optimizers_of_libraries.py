@@ -35,7 +35,32 @@ class Adam8bit(OfKernels):
     """The same, whose name says that it is an Adam."""
 
 
-@pytest.mark.parametrize("kind", [OfKernels, Adam8bit])
+class WithCount(torch.optim.Optimizer):
+    """Adam that adds eps before the bias correction, and counts in its group, as those of pytorch_optimizer do."""
+
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "step": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["step"] += 1
+            first, second = (1 - beta ** group["step"] for beta in group["betas"])
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+                state["exp_avg"].lerp_(p.grad, 0.1)
+                state["exp_avg_sq"].mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+                below = state["exp_avg_sq"].sqrt().add_(group["eps"]).div_(second**0.5)
+                p.addcdiv_(state["exp_avg"], below, value=-group["lr"] / first)
+
+
+class AdamC(WithCount):
+    """The same, whose name says that it is an Adam."""
+
+
+@pytest.mark.parametrize("kind", [OfKernels, Adam8bit, WithCount, AdamC])
 def test_an_optimizer_of_a_library_has_no_defect(kind):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 5))

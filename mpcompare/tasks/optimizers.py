@@ -162,7 +162,7 @@ class SgdReplay:
             self.rounded[name] = self.roundings
 
     def kept(self, name: str) -> dict[str, tuple[Tensor, Tensor]]:
-        if name not in self.velocities:
+        if name not in self.velocities or not self.optimizer.momentum:  # without momentum nothing is remembered
             return {}
         velocity, sizes = self.velocities[name]
         return {"momentum_buffer": (velocity, self.rounded[name] * sizes + 2.0**-102)}

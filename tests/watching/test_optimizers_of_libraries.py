@@ -60,7 +60,22 @@ class AdamC(WithCount):
     """The same, whose name says that it is an Adam."""
 
 
-@pytest.mark.parametrize("kind", [OfKernels, Adam8bit, WithCount, AdamC])
+class Averaged(torch.optim.Optimizer):
+    """SGD that remembers a gradient, though its momentum is 0."""
+
+    def __init__(self, params, lr=1e-2, momentum=0.0):
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                kept = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                kept.mul_(group["momentum"]).add_(p.grad, alpha=1 - group["momentum"])
+                p.add_(kept, alpha=-group["lr"])
+
+
+@pytest.mark.parametrize("kind", [OfKernels, Adam8bit, WithCount, AdamC, Averaged])
 def test_an_optimizer_of_a_library_has_no_defect(kind):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 5))

@@ -274,9 +274,8 @@ def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module
     for module in copied.modules():
         if hasattr(module, "sparse"):
             module.sparse = False  # type: ignore[assignment] # the gradient of an embedding; its numbers are the same
-        own = vars(module).get("forward")
-        if (own is not None and hasattr(own, "__wrapped__")) or "_original_forward" in vars(module):
-            module.__dict__.pop("forward", None)  # such as one that enters autocast
+        if "_original_forward" in vars(module):
+            module.__dict__.pop("forward", None)  # Accelerate's, which enters autocast
     with torch.no_grad():
         for name, b in copied.named_buffers():
             if name in at.first.buffers:

@@ -1,6 +1,7 @@
 """Right loops whose parts are those of published libraries: none has a defect, and what is there to see is seen."""
 
 import contextlib
+import functools
 
 import pytest
 import torch
@@ -162,3 +163,24 @@ def test_forward_may_call_itself():
         optimizer.step()
     assert [seen.defects, seen.not_examined] == [[], []], str(seen)
     assert all(seen.sight.layers.values()), str(seen)
+
+
+@pytest.mark.parametrize("enters", [False, True])
+def test_a_library_may_wrap_forward(enters):
+    """One that returns the loss in the place of what the network returns, or that enters autocast."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 5))
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def with_loss(x, y):
+        return F.cross_entropy(forward(x).float(), y)
+
+    model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(with_loss) if enters else with_loss
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        model(torch.randn(16, 8), torch.randint(5, (16,))).backward()
+        optimizer.step()
+    assert [seen.defects, seen.not_examined] == [[], []], str(seen)
+    assert all(seen.sight.layers.values()), str(seen)
+    assert seen.facts["precision"] == ("bf16" if enters else "fp32")

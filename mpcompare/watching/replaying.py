@@ -95,9 +95,10 @@ class FromTheRoot(Replay):
                             losses.append((None, value))
             elif isinstance(event, Op):
                 is_between = id(event) in between  # two calls: it is rounded as the work between two layers is
-                self.passing("forward" if is_between else "loss")
+                is_short = not set(HALF).isdisjoint(event.dtypes)
+                self.passing("forward" if is_between or is_short else "loss")
                 self.whose("forward" if is_between else "", "")
-                self.play(event, values)
+                self.play(event, values, is_short and not is_between)
                 result = event.results[0] if event.results else None
                 if event.labels is not None and event.scalar and result is not None:
                     losses.append((event, values[result]))
@@ -174,8 +175,12 @@ class FromTheRoot(Replay):
             self.exact += sum(float(end.detach()) for end in ends)
         backward(ends, grads)
 
-    def play(self, op: Op, values: dict[Slot, Tensor]) -> None:
-        """Calls a function again, with the values that it is given here."""
+    def play(self, op: Op, values: dict[Slot, Tensor], rounds: bool = False) -> None:
+        """Calls a function again, with the values that it is given here.
+
+        Args:
+            rounds: whether the operators that it calls may round their results, as those of layers do.
+        """
         if op.state is not None:
             op.generator.set(op.state)
         leaves = [self._leaf(leaf, values) for leaf in op.leaves]
@@ -186,6 +191,8 @@ class FromTheRoot(Replay):
             is_cast = op.func in CASTS or op.func is Tensor.double
             result = args[0].to(self.dtype) if is_cast else op.func(*args, **kwargs)
         found = tree_flatten(result)[0]
+        if rounds and op.writes is None:
+            self._round_within(list(filter(is_real, found)), [leaf for leaf in leaves if is_real(leaf)])
         for slot, value, dtype in zip(op.results, found, op.dtypes, strict=True):
             if slot is not None:
                 is_written = slot in self.written
@@ -195,6 +202,21 @@ class FromTheRoot(Replay):
                 is_stored &= not (is_written and is_real(value) and value._is_view())
                 stored = _Stored.apply(value, self) if is_stored else value
                 values[slot] = stored.clone() if is_stored and is_written else stored
+
+    def _round_within(self, results: list[Tensor], given: list[Tensor]) -> None:
+        """Lets the operators of backward round within a function that calls several, such as one that normalizes rows:
+        what it passes down is a rest of terms that are rounded."""
+        above: set[Any] = {value.grad_fn for value in given} | {None}
+        left: list[Any] = [value.grad_fn for value in results]
+        nodes: list[Any] = []
+        while left:
+            if (node := left.pop()) not in above:
+                above.add(node)
+                nodes.append(node)
+                left += [each for each, _ in node.next_functions if not hasattr(each, "variable")]
+        for node in nodes if len(nodes) > 1 else ():
+            node.register_prehook(lambda _: self.passing("backward"))
+            node.register_hook(lambda _, __: self.passing("loss"))
 
     def _own(self, function: type[Function], args: Any) -> Any:
         """Calls a function of the user's own, which may round each of its results as a layer does."""

@@ -184,3 +184,22 @@ def test_a_library_may_wrap_forward(enters):
     assert [seen.defects, seen.not_examined] == [[], []], str(seen)
     assert all(seen.sight.layers.values()), str(seen)
     assert seen.facts["precision"] == ("bf16" if enters else "fp32")
+
+
+def test_a_loss_may_normalize_rows_in_16_bits():
+    """The loss of MoCo: what normalize passes down is a rest of two terms, which it rounds."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 64))
+    bank = F.normalize(torch.randn(64, 256), dim=0).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = torch.randn(32, 8)
+            z = F.normalize(model(x), dim=1)
+            with torch.no_grad():
+                key = F.normalize(model(x + 0.1 * torch.randn(32, 8)), dim=1)
+            logits = torch.cat([torch.einsum("nc,nc->n", z, key)[:, None], torch.einsum("nc,ck->nk", z, bank)], dim=1)
+            loss = F.cross_entropy(logits / 0.5, torch.zeros(32, dtype=torch.long))
+        loss.backward()
+        optimizer.step()
+    assert [seen.defects, seen.not_examined] == [[], []], str(seen)

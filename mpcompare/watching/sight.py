@@ -26,7 +26,8 @@ class HowFar:
         if not any(self.layers.values()):
             return "none of their layers is seen"
         layers, parameters = (f"{sum(each.values())} of {len(each)}" for each in (self.layers, self.parameters))
-        return f"{layers} layers and {parameters} parameters are seen, and {said(self.resolution)}"
+        size = f", and {said(self.resolution)}" if any(self.parameters.values()) else ""
+        return f"{layers} layers and {parameters} parameters are seen{size}"
 
 
 def sight_of(look: Look, sums: Mapping[Sum, Replayed]) -> HowFar:

@@ -7,6 +7,7 @@ from support.watched_loops import Loop, small_network, spoil
 from torch import nn
 
 import mpcompare
+from mpcompare.watching.sight import HowFar
 
 
 class Fused(torch.autograd.Function):
@@ -87,3 +88,8 @@ def test_layers_are_examined_where_the_loss_is_hidden(tied, dtype, accumulate):
         assert said.startswith("the loss of update 1, 2 (it depends on Fused")
     seen = loop(tied, True, dtype=dtype, accumulate=accumulate).run(mpcompare.watch)
     assert {defect.place for defect in seen.defects} == {"hidden.weight" if tied else "2.weight"}
+
+
+def test_a_card_without_seen_gradients_names_no_error_of_one():
+    seen = HowFar({"0": True}, {"gate": False}, [], 0.0, [])
+    assert str(seen) == "1 of 1 layers and 0 of 1 parameters are seen"

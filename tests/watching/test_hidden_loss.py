@@ -93,3 +93,26 @@ def test_layers_are_examined_where_the_loss_is_hidden(tied, dtype, accumulate):
 def test_a_card_without_seen_gradients_names_no_error_of_one():
     seen = HowFar({"0": True}, {"gate": False}, [], 0.0, [])
     assert str(seen) == "1 of 1 layers and 0 of 1 parameters are seen"
+
+
+def test_a_backward_within_backward_is_said():
+    """Embeddings are computed without gradients, and once more in a hook (GradCache)."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 4), torch.randn(16, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        with torch.no_grad():
+            kept = model(x)
+        kept.requires_grad_()
+        loss = kept.square().mean()
+
+        def again(grad):
+            with torch.enable_grad():
+                (model(x) * kept.grad).sum().backward()
+
+        kept.grad = torch.autograd.grad(loss, kept, retain_graph=True)[0]
+        loss.register_hook(again)
+        loss.backward()
+        optimizer.step()
+    assert seen.not_examined == ["gradients of which no backward was seen, as where a hook calls it within another one"]
+    assert [seen.defects, seen.facts["updates"]] == [[], 1]

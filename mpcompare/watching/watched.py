@@ -208,7 +208,7 @@ class Watch:
         if any(t.closures for t in look.taken):
             said.append("updates of an optimizer that calls its closure several times")
         if any(t.sum is None and t.given and not t.in_backward for t in look.taken):
-            said.append("gradients of which no backward was seen, as where a hook calls it within another one")
+            said.append("gradients that no backward made, or one that a hook calls within another one")
         if any(t.in_backward for t in look.taken):
             said.append("gradients of an optimizer that takes its steps within backward")
         self._note(*said)

@@ -114,5 +114,5 @@ def test_a_backward_within_backward_is_said():
         loss.register_hook(again)
         loss.backward()
         optimizer.step()
-    assert seen.not_examined == ["gradients of which no backward was seen, as where a hook calls it within another one"]
+    assert seen.not_examined == ["gradients that no backward made, or one that a hook calls within another one"]
     assert [seen.defects, seen.facts["updates"]] == [[], 1]

@@ -198,7 +198,7 @@ class DecayedByHand(Trained):
 class SetByHand(Trained):
     """Gradients come from ``torch.autograd.grad``."""
 
-    not_examined = ("no backward was seen",)
+    not_examined = ("no backward made",)
 
     def backward(self, loss, model):
         params = list(model.parameters())

@@ -91,7 +91,8 @@ class Spool:
     def some(self, tensor: Tensor, times: float = 1.0) -> Tensor:
         """Returns a copy of some elements, multiplied by a number, in one row on the CPU."""
         with unseen():
-            row = spread(numbers(tensor)).cpu() * times
+            row = spread(numbers(tensor)).cpu()
+            row = row if times == 1 else row * times  # whole numbers stay so, such as what an optimizer keeps in 8 bits
             return row if row.nbytes < SMALL else self._write(row)
 
     def back(self, value: T) -> T:

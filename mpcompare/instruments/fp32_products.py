@@ -37,10 +37,12 @@ def precisions() -> dict[str, str]:
 def are_tf32(network: nn.Module, device: torch.device) -> bool:
     """Returns whether a network has products of fp32 numbers that a GPU may compute in TF32. torch allows it that in
     convolutions and recurrent layers, if nobody forbids it."""
+    if device.type != "cuda":
+        return False
     kinds = {nn.modules.conv._ConvNd: "cudnn.conv", nn.RNNBase: "cudnn.rnn"}
     own = {flag for module in network.modules() for kind, flag in kinds.items() if isinstance(module, kind)}
     allowed = precisions()
-    return device.type == "cuda" and any(allowed[flag] == "tf32" for flag in {"cuda.matmul", *own})
+    return any(allowed[flag] == "tf32" for flag in {"cuda.matmul", *own})
 
 
 def set_tf32(allowed: bool) -> None:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpcompare import generators
+from mpcompare.generators import CPU, DeviceGenerator
 from mpcompare.tasks.copies import copy_of
 
 EXAMINED = 0  # the number of every step that is examined: its masks are those of the oracle
@@ -40,10 +41,8 @@ def as_examined(device: torch.device) -> Iterator[None]:
 
 def state(device: torch.device) -> str:
     """Returns the state of torch's generators, as far as a step on ``device`` draws from them, as a short text."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return " ".join(f"{zlib.crc32(each.numpy().tobytes()):08x}" for each in states)
+    devices = [CPU, device] if device.type == "cuda" else [CPU]
+    return " ".join(f"{DeviceGenerator(each).fingerprint():08x}" for each in devices)
 
 
 def draws(call: Callable[[], object], device: torch.device) -> bool:

@@ -197,8 +197,8 @@ class FromTheRoot(Replay):
             if slot is not None:
                 is_written = slot in self.written
                 is_stored = (dtype in HALF or (self.stores_all and is_real(value))) and op.writes is None
-                # What is written into later must not be a view that a function of ours made. A view has the numbers
-                # of its base, which are stored.
+                # A value that is written into later must not be a view that a function of ours made. A view has the
+                # numbers of its base, which are stored.
                 is_stored &= not (is_written and is_real(value) and value._is_view())
                 stored = _Stored.apply(value, self) if is_stored else value
                 values[slot] = stored.clone() if is_stored and is_written else stored
@@ -290,8 +290,8 @@ def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module
     if params.keys() != at.weights.keys():
         raise NotReplayedError("the network has got other layers or weights since")
     trained = {n: n in seen.first.trained and n in seen.owned for n in params}
-    as_then = {n: nn.Parameter(at.weights[n].to(p.device), trained[n]) for n, p in params.items()}
-    copied = copy_of(network, {id(p): as_then[n] for n, p in params.items()})
+    as_then = {id(p): nn.Parameter(at.weights[n].to(p.device), trained[n]) for n, p in params.items()}
+    copied = copy_of(network, as_then)
     set_attributes(copied, seen.first.attributes)
     for module in copied.modules():
         if hasattr(module, "sparse"):

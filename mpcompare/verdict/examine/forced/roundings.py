@@ -27,8 +27,8 @@ ADDMM, CONVOLUTION = torch.ops.aten.addmm.default, torch.ops.aten.convolution.de
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 CONVOLUTIONS = (CONVOLUTION, CONVOLUTION_BACKWARD)
 DETACH = torch.ops.aten.detach.default
-# What they pass down is a small rest of larger terms, as where two numbers are normed: no rounding of an operand or of
-# the result is as large as the roundings within.
+# They pass down a small rest of larger terms, as where two numbers are normed: no rounding of an operand or of the
+# result is as large as the roundings within.
 CANCELLING = {
     "aten::native_layer_norm_backward", "aten::native_group_norm_backward", "aten::native_batch_norm_backward",
     "aten::_fused_rms_norm_backward", "aten::_softmax_backward_data",

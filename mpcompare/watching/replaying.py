@@ -197,9 +197,9 @@ class FromTheRoot(Replay):
             if slot is not None:
                 is_written = slot in self.written
                 is_stored = (dtype in HALF or (self.stores_all and is_real(value))) and op.writes is None
-                # A value that is written into later must not be a view that a function of ours made. A view has the
-                # numbers of its base, which are stored.
-                is_stored &= not (is_written and is_real(value) and value._is_view())
+                # A value that is written into later must not be a view that a function of ours made, nor be the base of
+                # one. A view has the numbers of its base, which are stored.
+                is_stored &= not (self.written and is_real(value) and value._is_view())
                 stored = _Stored.apply(value, self) if is_stored else value
                 values[slot] = stored.clone() if is_stored and is_written else stored
 
@@ -296,8 +296,8 @@ def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module
     for module in copied.modules():
         if hasattr(module, "sparse"):
             module.sparse = False  # type: ignore[assignment] # the gradient of an embedding; its numbers are the same
-        if "_original_forward" in vars(module):
-            module.__dict__.pop("forward", None)  # Accelerate's, which enters autocast
+        if "_original_forward" in vars(module):  # Accelerate has put one in its place, which enters autocast
+            module.__dict__["forward"] = vars(module)["_original_forward"]
     with torch.no_grad():
         for name, b in copied.named_buffers():
             if name in at.first.buffers:

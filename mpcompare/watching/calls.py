@@ -18,6 +18,7 @@ from mpcompare.verdict.examine.forced.record import OUTPUT, Record, Recorder, au
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.watching.attributes import attribute_of, attributes_of
 from mpcompare.watching.guard import Guard
+from mpcompare.watching.hooks_then import hooks_of
 from mpcompare.watching.reasons import Reasons
 from mpcompare.watching.spool import Spool
 from mpcompare.watching.tape import Called, Event, Inner, Op, Own, Root, Slot, Tape, needed, of_the_network
@@ -87,6 +88,7 @@ class Calls:
             moves=self.moves,
             autocast=autocast_dtype(),
             number=self.count,
+            hooks=hooks_of(self.network),
         )
 
     def _given(self, value: Tensor) -> Slot | Own | None:

@@ -28,6 +28,7 @@ from mpcompare.verdict.examine.widened import CASTS
 from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
+from mpcompare.watching.hooks_then import hooks_then
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import Called, Event, Inner, Op, Own, Root, Slot, needed
 
@@ -291,7 +292,8 @@ def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module
         raise NotReplayedError("the network has got other layers or weights since")
     trained = {n: n in seen.first.trained and n in seen.owned for n in params}
     as_then = {id(p): nn.Parameter(at.weights[n].to(p.device), trained[n]) for n, p in params.items()}
-    copied = copy_of(network, as_then)
+    with hooks_then(network, seen.first.hooks):
+        copied = copy_of(network, as_then)
     set_attributes(copied, seen.first.attributes)
     for module in copied.modules():
         if hasattr(module, "sparse"):

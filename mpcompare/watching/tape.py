@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mpcompare.generators import DeviceGenerator, GeneratorStates
 from mpcompare.verdict.examine.forced.record import Call
 from mpcompare.watching.attributes import Attributes
+from mpcompare.watching.hooks_then import Hooks
 
 
 @dataclass(eq=False)
@@ -78,6 +79,7 @@ class Called:
     number: int = 0
     after: dict[str, Tensor] = field(default_factory=dict)
     layers: dict[str, list[Call]] = field(default_factory=dict)  # the calls of the layers within it
+    hooks: Hooks = field(default_factory=dict)  # of the modules, when it began
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
     inner: list[Inner] = field(default_factory=list)
     only: frozenset[int] | None = None  # the backward passes whose gradients a replay takes; None: all

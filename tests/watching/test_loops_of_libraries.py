@@ -204,3 +204,43 @@ def test_a_loss_may_normalize_rows_in_16_bits():
         loss.backward()
         optimizer.step()
     assert [seen.defects, seen.not_examined] == [[], []], str(seen)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_hook_may_be_on_while_a_loop_trains_alone(after):
+    """Noise is added to embeddings (NEFTune), by a hook that is put on and taken off within the block."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 32))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def noisy(module, args, output):
+        return output + torch.zeros_like(output).uniform_(-1, 1)
+
+    def before(module, args):
+        return (args[0] + torch.zeros_like(args[0]).uniform_(-1, 1),)
+
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        handle = model[0].register_forward_hook(noisy) if after else model[1].register_forward_pre_hook(before)
+        words = torch.randint(32, (8, 6))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(words).float().flatten(0, 1), words.flatten())
+        loss.backward()
+        optimizer.step()
+        handle.remove()
+    assert [seen.defects, seen.not_examined] == [[], []], str(seen)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_network_may_keep_the_handle_of_a_hook():
+    """As those of transformers do, whose embeddings require gradients for a checkpoint."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 32))
+    model[0].requires_grad_(False)
+    model.handle = model[0].register_forward_hook(lambda module, args, output: output.requires_grad_())
+    optimizer = torch.optim.AdamW(model[1:].parameters(), lr=1e-3)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        words = torch.randint(32, (8, 6))
+        F.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
+        optimizer.step()
+    assert [seen.defects, seen.not_examined] == [[], []], str(seen)
+    assert len(model[0]._forward_hooks) == 1

@@ -100,7 +100,8 @@ def test_a_race_file_that_cannot_be_written_is_one_line(cli, tmp_path):
 
 
 def test_planned_runs_with_wrong_input_end_as_a_sweep_of_them(cli):
-    wrong = [*SMALL[1:], "data=synthetic", "backend=amp,fp32", "report.formats=[]", "task.batch_size=10000000"]
+    wrong = [*SMALL[1:3], *SMALL[4:], "data=synthetic", "data.samples=640", "backend=amp,fp32", "report.formats=[]",
+             "task.batch_size=641"]  # fmt: skip
     swept = cli("-m", *wrong, "hydra/launcher=basic", "hydra.sweep.dir=swept")
     assert swept.code == 2
     assert cli("plan", *wrong, "hydra.sweep.dir=planned").code == 0

@@ -31,16 +31,16 @@ def with_survivors() -> list[torch.Tensor]:
 
 
 def main() -> None:
-    measured: dict[str, Any] = {"plain": faults(5)}
+    measured: dict[str, Any] = {"plain": faults(2)}
     with heap.kept():
         torch.ones(256 * MB // 4)  # room for more than one, for small blocks may take a little of it
-        measured["kept"] = faults(8)
-    measured["after"] = faults(5)
+        measured["kept"] = faults(3)
+    measured["after"] = faults(2)
     try:
         with heap.kept():
             raise ZeroDivisionError
     except ZeroDivisionError:
-        measured["after an exception"] = faults(5)
+        measured["after an exception"] = faults(2)
     before = meter.rss_bytes() or 0
     with heap.kept():
         survivors = with_survivors()
@@ -49,7 +49,7 @@ def main() -> None:
     libc = heap._glibc()
     assert libc is not None
     measured["free in the heap"] = libc.mallinfo2().fordblks
-    measured["after survivors"] = faults(8)
+    measured["after survivors"] = faults(3)
     measured["heap"] = []
     for _ in range(7):
         with heap.kept():

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.cast import STAY_IN_FP32
+from mpcompare.verdict.examine.forced.kernels import has_output_of
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
+from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.oracle import MULTIPLY
 from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge import layers as of_layers
@@ -18,6 +20,7 @@ from mpcompare.watching.defect import Defect, as_examined, failed
 from mpcompare.watching.examining import Replayed, longest_sum
 from mpcompare.watching.handing_on import SHORT
 from mpcompare.watching.looking import Look
+from mpcompare.watching.replaying import as_it_was
 from mpcompare.watching.steps import Sum, Taken
 from mpcompare.watching.sums import hooks_after
 
@@ -53,7 +56,24 @@ def of_gradients(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
             found = list(failed(checks))
             if (found or taken.sum.hooked) and PRECISIONS[replay.precision].is_16_bit:
                 yield from _summed(taken, torch_dtype(PRECISIONS[replay.precision].storage), number)
-            yield from found
+            stale = [_of_stale_weights(look, taken.sum, defect.place, number) for defect in found]
+            yield from [defect for defect in stale if defect is not None] or found
+
+
+def _of_stale_weights(look: Look, seen: Sum, layer: str, number: int) -> Defect | None:
+    """Returns a defect where a layer has the outputs of the weights of an earlier update, which have moved since."""
+    used = look.used()
+    own = [name for name in seen.weights if name.startswith(f"{layer}.")]
+    for before in reversed(used[: used.index(seen)]):
+        if layer not in seen.record.calls or all(same_bits(before.weights[n], seen.weights[n]) for n in own):
+            continue
+        if has_output_of(as_it_was(look.network, seen, before), seen.record, layer):
+            earlier = next(n for n, taken in enumerate(look.taken, start=1) if taken.sum is before)
+            because = f"{layer} computes in update {number} with the weights of update {earlier}"
+            if seen.autocast:
+                because += ". Autocast keeps its casts of weights until it is left: enter it once for each forward pass"
+            return Defect("stale weights", layer, because)
+    return None
 
 
 def _summed(taken: Taken, dtype: torch.dtype, number: int) -> Iterator[Defect]:

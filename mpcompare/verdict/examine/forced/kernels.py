@@ -53,6 +53,15 @@ def of_kernels(network: nn.Module, record: Record, after: Mapping[str, Tensor]) 
     return _of_layers(network, record, after, lambda _, module: isinstance(module, (*STAY_IN_FP32, *MULTIPLY)))
 
 
+def has_output_of(network: nn.Module, record: Record, layer: str) -> bool:
+    """Returns whether one of torch's own layers had the outputs that this network's makes of the recorded operands, bit
+    for bit."""
+    module, calls = network.get_submodule(layer), record.calls[layer]
+    if not is_torchs(module) or any(call.arguments is None for call in calls):
+        return False
+    return all(_has_bits(_results(module, call), call) for call in calls)
+
+
 def gradients_of_norms(network: nn.Module, record: Record, names: Collection[str]) -> dict[str, Tensor]:
     """Returns the gradients of the scaled loss that torch's own norms, and embeddings, make of the recorded operands.
 
@@ -113,6 +122,11 @@ def _again(module: nn.Module, call: Call, grads: dict[str, Tensor], names: dict[
             if g is not None:
                 name = names[id(p)]
                 grads[name] = grads[name] + g if name in grads else g
+    return _has_bits(results, call)
+
+
+def _has_bits(results: list[Any], call: Call) -> bool:
+    """Returns whether the outputs of a call have the bits of these results."""
     both = zip(results, call.outputs, strict=False)
     return all(same_bits(a, b) for a, b in both if is_real(a) and is_real(b))
 

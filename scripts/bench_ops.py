@@ -39,6 +39,7 @@ from mpcompare.native import build, flat, ops
 from mpcompare.precision import PRECISIONS
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")  # the precisions of the products
+native = torch.ops.mpcompare
 
 
 def cpu_peaks() -> dict[str, float]:
@@ -145,15 +146,15 @@ def fused(n: int, h: int, dtype: str, device: torch.device) -> list[Case]:
         Case("linear 2", f"linear {n} x {h} x 10", dtype, work.linear(n, h, 10, size),
              lambda: ops.linear(z, W2, b2, logits), lambda: torch.addmm(b2, z, W2)),
         Case("cross_entropy", f"cross_entropy {n} x 10", dtype, work.cross_entropy(n, 10, size),
-             lambda: ops.cross_entropy(logits, y, dlogits, db2, loss, scale), torch_cross_entropy),
+             lambda: native.cross_entropy(logits, y, dlogits, db2, loss, scale), torch_cross_entropy),
         Case("linear_backward 2", f"linear_backward {n} x {h} x 10", dtype, work.linear_backward(n, h, 10, size),
              lambda: ops.linear_backward(da, W2, z, dW2, db1), torch_linear_backward),
         Case("weight_grad 1", f"weight_grad {n} x 784 x {h}", dtype, work.gemm(784, n, h, size),
              lambda: ops.weight_grad(x, dz, dW1), lambda: torch.mm(x.t(), dz, out=dW1)),
         Case("non_finite W1", f"non_finite 784 x {h}", dtype, Work(784 * h, size * 784 * h),
-             lambda: ops.non_finite(grads, found_inf), lambda: grads.isfinite().all()),
+             lambda: native.non_finite(grads, found_inf), lambda: grads.isfinite().all()),
         Case("sgd W1", f"sgd 784 x {h}", dtype, work.sgd(784 * h, size) + Work(0, size % 4 * 784 * h),  # and the copies
-             lambda: ops.sgd(master, None, copies, grads, lr, scale, found_inf), torch_sgd),
+             lambda: native.sgd(master, None, copies, grads, lr, scale, found_inf, None), torch_sgd),
     ]  # fmt: skip
 
 
@@ -190,13 +191,13 @@ def optimizers(count: int, dtype: str, device: torch.device) -> list[Case]:
     written = Work(0, size * count if low else 0)  # the 16-bit weights
     return [
         Case("sgd", f"sgd {count}", dtype, work.sgd(count, size, momentum=True) + written,
-             lambda: ops.sgd(master, velocity, copies, grads, lr, scale, found_inf, momentum=0.9),
+             lambda: native.sgd(master, velocity, copies, grads, lr, scale, found_inf, None, momentum=0.9),
              torch_step(torch.optim.SGD, momentum=0.9)),
         Case("adam", f"adam {count}", dtype, work.adam(count, size) + written,
-             lambda: ops.adam(master, velocity, square, copies, grads, lr, step, scale, found_inf, beta1=0.9,
-                              beta2=0.999, eps=1e-8, weight_decay=0.01), torch_step(torch.optim.AdamW)),
+             lambda: native.adam(master, velocity, square, copies, grads, lr, step, scale, found_inf, None, beta1=0.9,
+                                 beta2=0.999, eps=1e-8, weight_decay=0.01), torch_step(torch.optim.AdamW)),
         Case("grad_norm", f"grad_norm {count}", dtype, Work(3 * count, size * count),
-             lambda: ops.grad_norm(grads, scale, found_inf, norm),
+             lambda: native.grad_norm(grads, scale, found_inf, norm),
              lambda: torch.linalg.vector_norm(grads, dtype=torch.float32)),
     ]  # fmt: skip
 

@@ -13,8 +13,8 @@ LINES, PARAMETERS = 60, 7
 MANY = {
     # What people name in one call: a network, its data, loss, optimizer and their values.
     "mpcompare/api/compare.py": {"compare"},
-    # An argument for each of the operator's schema in csrc/ops.cpp, named as there.
-    "mpcompare/native/ops.py": {"torch_gemm", "sgd", "adam", "update_scale"},
+    # An argument for each of gemm's schema in csrc/ops.cpp, named as there, and the product.
+    "mpcompare/native/ops.py": {"torch_gemm"},
     # The arguments of all backends, and an option for each technique that can be taken away.
     "mpcompare/backends/scratch.py": {"__init__"},
 }

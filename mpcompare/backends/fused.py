@@ -107,7 +107,7 @@ class Fused:
             self.train_step = self._replay
         else:  # nobody sees the products of a graph
             self.watched_products = self._watched_products
-        self.loss_of = ops.cross_entropy if self.mlp.loss == "cross_entropy" else ops.mse
+        self.loss_of = getattr(torch.ops.mpcompare, self.mlp.loss)  # the operator of this name
         self.layers = range(1, len(self.mlp.sizes))  # 1 .. L
         self.scaling = DeviceLossScale(loss_scale, self.device)
         self.skipped = self.scaling.found_inf
@@ -181,7 +181,7 @@ class Fused:
     def engine(self) -> str:
         """``native``, and the number of kinds of products that cublasLt has no algorithm for, so that cuBLAS computed
         them without fusion."""
-        eager = self.loss.is_cuda and ops.unsupported_products()
+        eager = self.loss.is_cuda and torch.ops.mpcompare.lt_unsupported_products()
         return f"native, {eager} eager" if eager else "native"
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ class Fused:
             if self.micro_batches == 1:
                 self.sums.zero_()
             # sums - (-1) grads: SGD's pass, for torch adds 16-bit numbers to fp32 ones by way of an fp32 copy
-            ops.sgd(self.sums, None, None, self.grads_of_one, self.minus_one, self.one, self.zero)
+            torch.ops.mpcompare.sgd(self.sums, None, None, self.grads_of_one, self.minus_one, self.one, self.zero, None)
 
     def unscale(self) -> None:
         self.micro_batches = 0
@@ -223,7 +223,7 @@ class Fused:
         largest = self.task.clip_norm_type == math.inf
         self.norm.zero_()
         for part in self.parts:
-            ops.grad_norm(part.grad, self.scaling.used_scale, self.unread, self.norm, infinity=largest)
+            torch.ops.mpcompare.grad_norm(part.grad, self.scaling.used_scale, self.unread, self.norm, infinity=largest)
         self.grad_norm.copy_(self.norm if largest else self.norm.sqrt())
         ops.clip_factor(self.norm, self.clip_factor, max_norm=self.task.clip_norm, infinity=largest)
 
@@ -237,14 +237,14 @@ class Fused:
         if isinstance(optimizer, Sgd):
             for master, state, copies, grad in self.parts:
                 velocity = state.get("momentum_buffer")
-                ops.sgd(
+                torch.ops.mpcompare.sgd(
                     master, velocity, copies, grad, self.lr, scale, found_inf, self.clip_factor,
                     momentum=optimizer.momentum, nesterov=optimizer.nesterov, weight_decay=optimizer.weight_decay,
                 )  # fmt: skip
         else:
             self.updates.add_(1).sub_(found_inf)  # a step that is skipped does not count
             for master, state, copies, grad in self.parts:
-                ops.adam(
+                torch.ops.mpcompare.adam(
                     master, state["exp_avg"], state["exp_avg_sq"], copies, grad, self.lr, self.updates, scale,
                     found_inf, self.clip_factor, beta1=optimizer.betas[0], beta2=optimizer.betas[1],
                     eps=optimizer.eps, weight_decay=optimizer.weight_decay, decoupled=isinstance(optimizer, AdamW),

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from mpcompare.loss_scale import OF_GRAD_SCALER, DynamicLossScale, LossScale, require_one_of, state_of
-from mpcompare.native import ops
 
 
 class DeviceLossScale:
@@ -31,13 +30,13 @@ class DeviceLossScale:
             return
         self.found_inf.zero_()
         for grad in scaled_grads:
-            ops.non_finite(grad, self.found_inf)
+            torch.ops.mpcompare.non_finite(grad, self.found_inf)
 
     def update(self) -> None:
         """Sets ``scale`` for the next step."""
         if isinstance(self.scaling, DynamicLossScale):
             scaling = self.scaling
-            ops.update_scale(
+            torch.ops.mpcompare.update_scale(
                 self.scale, self.growth_tracker, self.overflows_left, self.found_inf, min_scale=scaling.min_scale,
                 growth_factor=scaling.growth_factor, backoff_factor=scaling.backoff_factor,
                 growth_interval=scaling.growth_interval, hysteresis=scaling.hysteresis,

@@ -1,7 +1,8 @@
-"""The native operators as Python functions: typed wrappers, and the choice between them and plain torch.
+"""The native operators: they are built and loaded on first use. And the choice between their gemm and plain torch.
 
-csrc/ops.cpp holds the schemas; the CPU and the CUDA part are libraries of their own, so that a CPU build needs nothing
-of CUDA. They are built and loaded when they are first asked for.
+``torch.ops.mpcompare`` has them. csrc/ops.cpp holds their schemas, csrc/gemm.hpp and csrc/fused.hpp say what each does.
+Here is a function for each operator that takes torch's settings as arguments. The CPU and the CUDA part are libraries
+of their own, so that a CPU build needs nothing of CUDA.
 """
 
 import functools
@@ -96,108 +97,12 @@ def _choices() -> dict[str, bool]:
     }
 
 
-def cross_entropy(logits: Tensor, y: Tensor, dlogits: Tensor, dbias: Tensor, loss: Tensor, loss_scale: Tensor) -> None:
-    """Mean cross-entropy of ``logits`` ``[n, c]`` for classes ``y`` ``[n]`` into the fp32 scalar ``loss``, the gradient
-    of ``loss_scale * loss`` into ``dlogits``, its column sums into ``dbias``; in fp32 throughout."""
-    torch.ops.mpcompare.cross_entropy(logits, y, dlogits, dbias, loss, loss_scale)
-
-
-def mse(output: Tensor, y: Tensor, doutput: Tensor, dbias: Tensor, loss: Tensor, loss_scale: Tensor) -> None:
-    """Mean squared error over all elements of ``output`` ``[n, c]``; else like :func:`cross_entropy`."""
-    torch.ops.mpcompare.mse(output, y, doutput, dbias, loss, loss_scale)
-
-
-def non_finite(x: Tensor, found_inf: Tensor) -> None:
-    """``found_inf = 1`` if ``x`` holds inf or NaN; else ``found_inf``, an fp32 scalar, stays as it is."""
-    torch.ops.mpcompare.non_finite(x, found_inf)
-
-
-def grad_norm(x: Tensor, loss_scale: Tensor, found_inf: Tensor, norm: Tensor, *, infinity: bool = False) -> None:
-    """:func:`non_finite`, and in the same pass ``norm += sum (x / loss_scale)^2``, or with ``infinity`` the largest
-    ``|x / loss_scale|`` so far. ``norm`` is an fp64 scalar, which the caller zeroes before the first gradient; the same
-    bits in every call and for every number of threads.
-
-    Without loss scaling no step is skipped, and ``found_inf`` must be a scalar that no optimizer reads."""
-    torch.ops.mpcompare.grad_norm(x, loss_scale, found_inf, norm, infinity=infinity)
-
-
 def clip_factor(norm: Tensor, factor: Tensor, *, max_norm: float, infinity: bool = False) -> None:
     """Writes the factor by which ``torch.nn.utils.clip_grad_norm_`` multiplies gradients into an fp32 scalar:
     ``factor = min(1, max_norm / (total + 1e-6))``, with the ``total`` norm of the gradients from what :func:`grad_norm`
     has left in ``norm``. NaN stays NaN."""
     total = norm if infinity else norm.sqrt()
     factor.copy_((max_norm / (total + 1e-6)).clamp(max=1))
-
-
-def sgd(
-    master: Tensor,
-    velocity: Tensor | None,
-    params: Tensor | None,
-    grad: Tensor,
-    lr: Tensor,
-    loss_scale: Tensor,
-    found_inf: Tensor,
-    clip: Tensor | None = None,
-    *,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-    weight_decay: float = 0.0,
-) -> None:
-    """Takes a step of ``torch.optim.SGD`` with ``clip grad / loss_scale`` unless ``found_inf``: one pass over memory.
-
-    In any case ``params`` is afterwards ``master``, rounded; it may lie in the memory of ``grad``. Scalars are fp32, on
-    the device."""
-    torch.ops.mpcompare.sgd(
-        master, velocity, params, grad, lr, loss_scale, found_inf, clip, momentum=momentum, nesterov=nesterov,
-        weight_decay=weight_decay,
-    )  # fmt: skip
-
-
-def adam(
-    master: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    params: Tensor | None,
-    grad: Tensor,
-    lr: Tensor,
-    step: Tensor,
-    loss_scale: Tensor,
-    found_inf: Tensor,
-    clip: Tensor | None = None,
-    *,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float = 0.0,
-    decoupled: bool = True,
-) -> None:
-    """Takes a step of ``torch.optim.AdamW``, or of ``torch.optim.Adam`` where not ``decoupled``, as :func:`sgd` does.
-
-    ``step`` is the number of updates, this one included. The caller counts them, and does not count skipped steps."""
-    torch.ops.mpcompare.adam(
-        master, exp_avg, exp_avg_sq, params, grad, lr, step, loss_scale, found_inf, clip, beta1=beta1, beta2=beta2,
-        eps=eps, weight_decay=weight_decay, decoupled=decoupled,
-    )  # fmt: skip
-
-
-def update_scale(
-    loss_scale: Tensor,
-    growth_tracker: Tensor,
-    overflows_left: Tensor,
-    found_inf: Tensor,
-    *,
-    growth_factor: float,
-    backoff_factor: float,
-    growth_interval: int,
-    min_scale: float,
-    hysteresis: int,
-) -> None:
-    """Calls ``DynamicLossScale.update`` on the device: ``loss_scale``, an fp32 scalar, and ``growth_tracker`` and
-    ``overflows_left``, int32 scalars, are changed in place."""
-    torch.ops.mpcompare.update_scale(
-        loss_scale, growth_tracker, overflows_left, found_inf, growth_factor=growth_factor,
-        backoff_factor=backoff_factor, growth_interval=growth_interval, min_scale=min_scale, hysteresis=hysteresis,
-    )  # fmt: skip
 
 
 def workspace_bytes() -> int:
@@ -207,22 +112,11 @@ def workspace_bytes() -> int:
     return torch.ops.mpcompare.workspace_bytes() if hasattr(torch.ops.mpcompare, "workspace_bytes") else 0
 
 
-def lt_workspace_bytes() -> int:
-    """Returns the bytes of the largest workspace that a product by cublasLt has taken from torch's allocator while it
-    ran, on a GPU."""
-    return torch.ops.mpcompare.lt_workspace_bytes()
-
-
 def workspaces(device_type: str) -> dict[str, int]:
     """Returns the bytes that products hold to compute in, by the name of the workspace; empty where there are none."""
-    held = {"packing buffers": workspace_bytes()} if device_type == "cpu" else {"cublasLt": lt_workspace_bytes()}
-    return {name: size for name, size in held.items() if size}
-
-
-def unsupported_products() -> int:
-    """Returns how many kinds of products cublasLt could not do, on a GPU; cuBLAS did them, and bias and relu were
-    separate."""
-    return torch.ops.mpcompare.lt_unsupported_products()
+    on_cpu = device_type == "cpu"
+    size = workspace_bytes() if on_cpu else torch.ops.mpcompare.lt_workspace_bytes()
+    return {"packing buffers" if on_cpu else "cublasLt": size} if size else {}
 
 
 def select_gemm(

@@ -197,7 +197,7 @@ def test_a_label_that_is_no_class_gives_nan(device):
 @pytest.mark.parametrize("relu", [False, True])
 def test_linear_by_cublas_where_cublaslt_has_no_algorithm(dtype, relu):
     emulator.switch("unsupported").value = 1
-    before = ops.unsupported_products()
+    before = torch.ops.mpcompare.lt_unsupported_products()
     for n, ins, outs in ((2, 2, 3), (37, 91, 57), (641, 3, 643)):  # the last: more elements than a grid has threads
         n += relu  # problems that are not known yet
         x, w, bias = linear_operands(n, ins, outs, dtype)
@@ -205,9 +205,9 @@ def test_linear_by_cublas_where_cublaslt_has_no_algorithm(dtype, relu):
         check_linear(x, w, bias, out[:, :outs], relu)
         assert out[:, outs:].isnan().all()
     problems = 3 * (2 if relu else 1)  # with relu, then without
-    assert ops.unsupported_products() == before + problems
+    assert torch.ops.mpcompare.lt_unsupported_products() == before + problems
     check_linear(x, w, bias, out[:, :outs], relu)  # known
-    assert ops.unsupported_products() == before + problems
+    assert torch.ops.mpcompare.lt_unsupported_products() == before + problems
 
 
 @DTYPE

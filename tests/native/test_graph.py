@@ -63,12 +63,12 @@ def test_native_operators_are_replayed():
     w, velocity, grad = torch.ones(4), torch.zeros(4), torch.ones(4)
     expected, its_velocity = w.clone(), velocity.clone()
     lr, scale, found_inf = torch.tensor(0.5), torch.tensor(2.0), torch.tensor(0.0)
-    replay = record(lambda: ops.sgd(w, velocity, None, grad, lr, scale, found_inf, momentum=0.5))
+    replay = record(lambda: torch.ops.mpcompare.sgd(w, velocity, None, grad, lr, scale, found_inf, None, momentum=0.5))
     for value in (1.0, 3.0, 5.0):
         grad.fill_(value)
         lr.fill_(value / 8)
         replay()
-        ops.sgd(expected, its_velocity, None, grad, lr, scale, found_inf, momentum=0.5)
+        torch.ops.mpcompare.sgd(expected, its_velocity, None, grad, lr, scale, found_inf, None, momentum=0.5)
         assert torch.equal(w, expected)
         assert torch.equal(velocity, its_velocity)
 

@@ -146,7 +146,7 @@ ADAM = {"lr": 1e-3, "step": 1.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 def adam(master, exp_avg, exp_avg_sq, params, grad, *, lr, step, loss_scale=1.0, found_inf=0.0, clip=None, **rule):
     values = (lr, step, loss_scale, found_inf, clip)
     scalars = (None if value is None else scalar(value, master.device) for value in values)
-    ops.adam(master, exp_avg, exp_avg_sq, params, grad, *scalars, **rule)
+    torch.ops.mpcompare.adam(master, exp_avg, exp_avg_sq, params, grad, *scalars, **rule)
 
 
 def train(start, grads, rule, *, torch_optimizer, dtype, loss_scale, clip):

@@ -68,11 +68,11 @@ def run_loss(op, output, y, dtype, loss_scale=1.0):
 
 
 def run_cross_entropy(logits, y, dtype, loss_scale=1.0):
-    return run_loss(ops.cross_entropy, logits, y, dtype, loss_scale)
+    return run_loss(torch.ops.mpcompare.cross_entropy, logits, y, dtype, loss_scale)
 
 
 def run_mse(output, y, dtype, loss_scale=1.0):
-    return run_loss(ops.mse, output, y, dtype, loss_scale)
+    return run_loss(torch.ops.mpcompare.mse, output, y, dtype, loss_scale)
 
 
 def check_cross_entropy(logits, y, dtype, loss_scale=1.0):
@@ -135,12 +135,13 @@ def results_of_all():
         yield from run_mse(randn(n, c), randn(n, c, seed=1), "fp16")
     master, state, square, grad = randn(50_001), randn(50_001, seed=1), randn(50_001).abs(), randn(50_001, seed=2)
     lr, step, loss_scale, found_inf = (torch.tensor(value) for value in (0.1, 3.0, 8.0, 0.0))
-    ops.sgd(master, state, None, grad, lr, loss_scale, found_inf, momentum=0.9)
-    ops.adam(master, state, square, None, grad, lr, step, loss_scale, found_inf, beta1=0.9, beta2=0.999, eps=1e-8)
+    scalars, rule = (loss_scale, found_inf, None), {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    torch.ops.mpcompare.sgd(master, state, None, grad, lr, *scalars, momentum=0.9)
+    torch.ops.mpcompare.adam(master, state, square, None, grad, lr, step, *scalars, **rule)
     yield from (master, state, square)
     for infinity in (False, True):
         norm = torch.zeros((), dtype=torch.float64)
-        ops.grad_norm(grad, loss_scale, found_inf, norm, infinity=infinity)
+        torch.ops.mpcompare.grad_norm(grad, loss_scale, found_inf, norm, infinity=infinity)
         yield norm
 
 
@@ -148,12 +149,12 @@ def sgd(master, velocity, params, grad, *, lr, **rule):
     """Calls the operator, with 1 as the loss scale, 0 as found_inf and no clip unless ``rule`` has them."""
     values = (lr, rule.pop("loss_scale", 1.0), rule.pop("found_inf", 0.0), rule.pop("clip", None))
     scalars = (None if value is None else scalar(value, master.device) for value in values)
-    ops.sgd(master, velocity, params, grad, *scalars, **rule)
+    torch.ops.mpcompare.sgd(master, velocity, params, grad, *scalars, **rule)
 
 
 def norm_of(*xs, loss_scale=1.0, infinity=False):
     """Returns norm and found_inf as grad_norm leaves them."""
     norm, found_inf = (scalar(0.0, xs[0].device, dtype) for dtype in (torch.float64, torch.float32))
     for x in xs:
-        ops.grad_norm(x, scalar(loss_scale, x.device), found_inf, norm, infinity=infinity)
+        torch.ops.mpcompare.grad_norm(x, scalar(loss_scale, x.device), found_inf, norm, infinity=infinity)
     return norm, found_inf

@@ -17,10 +17,9 @@ def show(console: Console, pitfalls: Iterable[Pitfall]) -> None:
     """Computes and prints the pitfalls one after the other."""
     console = console if console.width <= WIDEST else Console(file=console.file, width=WIDEST)
     for pitfall in pitfalls:
-        lines = pitfall.lines()
         heading = Text(f"{pitfall.name}: {pitfall.question}", style="bold")
         console.print(_row(heading, [format.name for format in COMPARED], "bold"))
-        for line in lines:
+        for line in pitfall.lines():
             results = [number(line.results[format.name]) for format in COMPARED]
             console.print(Padding(_row(Text(line.asked), results, ""), (0, 0, 0, 2)))
             console.print(Padding(Text(line.why, style="dim"), (0, 0, 0, 4), expand=False))

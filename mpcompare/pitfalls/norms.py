@@ -1,5 +1,7 @@
 """Squares: they leave fp16 long before their mean's root does, in norms of gradients and of layers."""
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +17,7 @@ BIG, SMALL = 300.0, 1e-4
     "Square and average in fp32 and round after the root, in RMSNorm and in an MSE alike.",
     "Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv 1910.07467",
 )
-def mean_of_squares() -> list[Line]:
+def mean_of_squares() -> Iterator[Line]:
     def mean(value: float, dtype: torch.dtype) -> Tensor:
         return torch.full((4096,), value, dtype=dtype).square().mean()
 
@@ -23,29 +25,27 @@ def mean_of_squares() -> list[Line]:
         return torch.full((4096,), value, dtype=dtype).float().square().mean().sqrt().to(dtype)
 
     limits = torch.finfo(torch.float16)
-    return [
-        Line(
-            f"the mean of squares of {number(BIG)}",
-            in_formats(lambda dtype: mean(BIG, dtype)),
-            f"A square of {number(BIG**2)} is above {number(limits.max)}, fp16's largest number.",
-        ),
-        Line(
-            f"the mean of squares of {number(SMALL)}",
-            in_formats(lambda dtype: mean(SMALL, dtype)),
-            f"A square of {number(SMALL**2)} is below half of {number(limits.smallest_normal * limits.eps)}, fp16's "
-            "smallest number.",
-        ),
-        Line(
-            f"the root of the mean, in fp32, of {number(BIG)}",
-            in_formats(lambda dtype: root(BIG, dtype)),
-            "The mean may not fit, but its root is as large as the values.",
-        ),
-        Line(
-            f"the root of the mean, in fp32, of {number(SMALL)}",
-            in_formats(lambda dtype: root(SMALL, dtype)),
-            "In fp32 the small squares are there, and the root is as large as the values.",
-        ),
-    ]
+    yield Line(
+        f"the mean of squares of {number(BIG)}",
+        in_formats(lambda dtype: mean(BIG, dtype)),
+        f"A square of {number(BIG**2)} is above {number(limits.max)}, fp16's largest number.",
+    )
+    yield Line(
+        f"the mean of squares of {number(SMALL)}",
+        in_formats(lambda dtype: mean(SMALL, dtype)),
+        f"A square of {number(SMALL**2)} is below half of {number(limits.smallest_normal * limits.eps)}, fp16's "
+        "smallest number.",
+    )
+    yield Line(
+        f"the root of the mean, in fp32, of {number(BIG)}",
+        in_formats(lambda dtype: root(BIG, dtype)),
+        "The mean may not fit, but its root is as large as the values.",
+    )
+    yield Line(
+        f"the root of the mean, in fp32, of {number(SMALL)}",
+        in_formats(lambda dtype: root(SMALL, dtype)),
+        "In fp32 the small squares are there, and the root is as large as the values.",
+    )
 
 
 @pitfall(
@@ -53,7 +53,7 @@ def mean_of_squares() -> list[Line]:
     "Take norms in fp32, of unscaled gradients, as torch.nn.utils.clip_grad_norm_ does of fp32 ones.",
     "docs.pytorch.org, notes on numerical accuracy: extremal values",
 )
-def norm() -> list[Line]:
+def norm() -> Iterator[Line]:
     def gradient(dtype: torch.dtype) -> Tensor:
         return torch.full((9,), 100.0, dtype=dtype)
 
@@ -62,24 +62,22 @@ def norm() -> list[Line]:
 
     norms = in_formats(by_hand)
     factor = 1 / norms["fp16"]
-    return [
-        Line(
-            "sqrt(sum(g * g)) of nine elements 100",
-            norms,
-            f"The sum of squares is {number(float(by_hand(torch.float64)) ** 2)}, above "
-            f"{number(torch.finfo(torch.float16).max)}.",
-        ),
-        Line(
-            "an element, clipped with it to norm 1",
-            in_formats(lambda dtype: gradient(dtype)[0] / by_hand(dtype)),
-            f"A norm of {number(norms['fp16'])} makes the factor {number(factor)}: clipping takes the gradient away.",
-        ),
-        Line(
-            "torch.linalg.vector_norm of them",
-            in_formats(lambda dtype: torch.linalg.vector_norm(gradient(dtype))),
-            "torch sums the squares in fp32, and rounds the root.",
-        ),
-    ]
+    yield Line(
+        "sqrt(sum(g * g)) of nine elements 100",
+        norms,
+        f"The sum of squares is {number(float(by_hand(torch.float64)) ** 2)}, above "
+        f"{number(torch.finfo(torch.float16).max)}.",
+    )
+    yield Line(
+        "an element, clipped with it to norm 1",
+        in_formats(lambda dtype: gradient(dtype)[0] / by_hand(dtype)),
+        f"A norm of {number(norms['fp16'])} makes the factor {number(factor)}: clipping takes the gradient away.",
+    )
+    yield Line(
+        "torch.linalg.vector_norm of them",
+        in_formats(lambda dtype: torch.linalg.vector_norm(gradient(dtype))),
+        "torch sums the squares in fp32, and rounds the root.",
+    )
 
 
 @pitfall(
@@ -87,7 +85,7 @@ def norm() -> list[Line]:
     "Use torch's layer_norm, which autocast runs in fp32, or compute the statistics in fp32.",
     "Ba et al., Layer Normalization, arXiv 1607.06450; docs.pytorch.org, torch.amp: ops that autocast to float32",
 )
-def layer_norm() -> list[Line]:
+def layer_norm() -> Iterator[Line]:
     def by_hand(x: Tensor, eps: float) -> Tensor:
         centred = x - x.mean()
         return centred / (centred.square().mean() + stored(eps, x.dtype)).sqrt()
@@ -97,20 +95,18 @@ def layer_norm() -> list[Line]:
 
     variance = in_formats(lambda dtype: wide(dtype).square().mean())
     eps = in_formats(lambda dtype: stored(1e-8, dtype))
-    return [
-        Line(
-            "by hand, of (300, -300): the first element",
-            in_formats(lambda dtype: by_hand(wide(dtype), 1e-5)[0]),
-            f"The variance in fp16 is {number(variance['fp16'])}, and a number divided by it is 0.",
-        ),
-        Line(
-            "torch's layer_norm of the same",
-            in_formats(lambda dtype: F.layer_norm(wide(dtype), (2,))[0]),
-            "torch computes mean and variance in fp32, whatever the dtype of the input.",
-        ),
-        Line(
-            "by hand, of equal elements, with eps = 1e-8",
-            in_formats(lambda dtype: by_hand(torch.ones(2, dtype=dtype), 1e-8)[0]),
-            f"This eps is {number(eps['fp16'])} in fp16, so that 0 is divided by {number(eps['fp16'])}.",
-        ),
-    ]
+    yield Line(
+        "by hand, of (300, -300): the first element",
+        in_formats(lambda dtype: by_hand(wide(dtype), 1e-5)[0]),
+        f"The variance in fp16 is {number(variance['fp16'])}, and a number divided by it is 0.",
+    )
+    yield Line(
+        "torch's layer_norm of the same",
+        in_formats(lambda dtype: F.layer_norm(wide(dtype), (2,))[0]),
+        "torch computes mean and variance in fp32, whatever the dtype of the input.",
+    )
+    yield Line(
+        "by hand, of equal elements, with eps = 1e-8",
+        in_formats(lambda dtype: by_hand(torch.ones(2, dtype=dtype), 1e-8)[0]),
+        f"This eps is {number(eps['fp16'])} in fp16, so that 0 is divided by {number(eps['fp16'])}.",
+    )

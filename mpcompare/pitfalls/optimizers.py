@@ -1,5 +1,6 @@
 """The state of Adam in 16 bits: its eps, its beta2, its count of steps."""
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -26,37 +27,34 @@ def _after_a_step(gradient: float, dtype: torch.dtype, fused: bool = False) -> T
     "Keep moments and master weights in fp32, and compute the step in fp32.",
     f"{ADAM}; docs.pytorch.org, torch.optim.Adam",
 )
-def adam_eps() -> list[Line]:
+def adam_eps() -> Iterator[Line]:
     eps = in_formats(lambda dtype: stored(EPS, dtype))
     square = in_formats(lambda dtype: stored(1e-5, dtype).square())
     half = smallest(torch.float16) / 2
-    return [
-        Line(
-            "eps = 1e-8 is stored as",
-            eps,
-            f"Half of fp16's smallest number is {number(half)}; less is rounded to {number(eps['fp16'])}.",
-        ),
-        Line(
-            "a weight of 1 after a step, gradient 1e-5",
-            in_formats(lambda dtype: _after_a_step(1e-5, dtype)),
-            f"The square of the gradient is {number(square['fp16'])} in fp16 too, and the step is m / (0 + 0).",
-        ),
-        Line(
-            "a weight of 1 after a step, gradient 0",
-            in_formats(lambda dtype: _after_a_step(0.0, dtype)),
-            f"m is 0 as well, and 0 / (0 + {number(eps['fp16'])}) is nan; with an eps of {number(eps['bf16'])} it is "
-            "0.",
-        ),
-        Line(
-            "gradient 1e-5, with torch's fused=True",
-            in_formats(lambda dtype: _after_a_step(1e-5, dtype, fused=True)),
-            "The fused step computes in fp32, and rounds the weight and the moments that it stores.",
-        ),
-    ]
+    yield Line(
+        "eps = 1e-8 is stored as",
+        eps,
+        f"Half of fp16's smallest number is {number(half)}; less is rounded to {number(eps['fp16'])}.",
+    )
+    yield Line(
+        "a weight of 1 after a step, gradient 1e-5",
+        in_formats(lambda dtype: _after_a_step(1e-5, dtype)),
+        f"The square of the gradient is {number(square['fp16'])} in fp16 too, and the step is m / (0 + 0).",
+    )
+    yield Line(
+        "a weight of 1 after a step, gradient 0",
+        in_formats(lambda dtype: _after_a_step(0.0, dtype)),
+        f"m is 0 as well, and 0 / (0 + {number(eps['fp16'])}) is nan; with an eps of {number(eps['bf16'])} it is 0.",
+    )
+    yield Line(
+        "gradient 1e-5, with torch's fused=True",
+        in_formats(lambda dtype: _after_a_step(1e-5, dtype, fused=True)),
+        "The fused step computes in fp32, and rounds the weight and the moments that it stores.",
+    )
 
 
 @pitfall("Does beta2 = 0.999 forget?", "Keep the second moment in fp32, or round it stochastically.", ADAM)
-def beta2() -> list[Line]:
+def beta2() -> Iterator[Line]:
     def decayed(dtype: torch.dtype) -> Tensor:
         v = stored(1.0, dtype)
         for _ in range(STEPS):
@@ -65,19 +63,17 @@ def beta2() -> list[Line]:
 
     below = 1 - next_below(1.0, torch.bfloat16)
     final = in_formats(decayed)
-    return [
-        Line(
-            "beta2 = 0.999 is stored as",
-            in_formats(lambda dtype: stored(BETA2, dtype)),
-            f"bf16's next number below 1 is {number(1 - below)}, and 1 is nearer.",
-        ),
-        Line(
-            "v = 1 after 10,000 steps of v = 0.999 v",
-            final,
-            f"A step takes {number(1 - BETA2)} of v, less than half the gap below 1 in bf16, {number(below / 2)}; "
-            f"exact is {number(BETA2**STEPS)}.",
-        ),
-    ]
+    yield Line(
+        "beta2 = 0.999 is stored as",
+        in_formats(lambda dtype: stored(BETA2, dtype)),
+        f"bf16's next number below 1 is {number(1 - below)}, and 1 is nearer.",
+    )
+    yield Line(
+        "v = 1 after 10,000 steps of v = 0.999 v",
+        final,
+        f"A step takes {number(1 - BETA2)} of v, less than half the gap below 1 in bf16, {number(below / 2)}; "
+        f"exact is {number(BETA2**STEPS)}.",
+    )
 
 
 @pitfall(
@@ -85,20 +81,18 @@ def beta2() -> list[Line]:
     "Count in an integer or in fp32, as torch.optim does, and cast no counter to 16 bits.",
     f"{ADAM}, section 3: bias correction",
 )
-def step_counter() -> list[Line]:
+def step_counter() -> Iterator[Line]:
     steps = in_formats(partial(added, 0.0, 1.0, STEPS))
     gaps = {name: gap(steps[name], dtype) for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16))}
-    return [
-        Line(
-            "a counter after 10,000 times + 1",
-            steps,
-            f"From {number(steps['bf16'])} on bf16's numbers are {number(gaps['bf16'])} apart, and fp16's from "
-            f"{number(steps['fp16'])} on: + 1 is halfway, and is rounded back.",
-        ),
-        Line(
-            "Adam's 1 - 0.999^step with that counter",
-            {name: 1 - BETA2**step for name, step in steps.items()},
-            f"v is divided by {number(1 - BETA2 ** steps['bf16'])} for ever in bf16, where it should be by "
-            f"{number(1 - BETA2**STEPS)}.",
-        ),
-    ]
+    yield Line(
+        "a counter after 10,000 times + 1",
+        steps,
+        f"From {number(steps['bf16'])} on bf16's numbers are {number(gaps['bf16'])} apart, and fp16's from "
+        f"{number(steps['fp16'])} on: + 1 is halfway, and is rounded back.",
+    )
+    yield Line(
+        "Adam's 1 - 0.999^step with that counter",
+        {name: 1 - BETA2**step for name, step in steps.items()},
+        f"v is divided by {number(1 - BETA2 ** steps['bf16'])} for ever in bf16, where it should be by "
+        f"{number(1 - BETA2**STEPS)}.",
+    )

@@ -1,6 +1,6 @@
 """A pitfall: a question, and lines that compute the same in each of three formats."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import SupportsFloat
 
@@ -27,13 +27,13 @@ class Pitfall:
 
     name: str  # the word by which it is chosen on the command line
     question: str
-    lines: Callable[[], list[Line]]  # computes the lines, each time that it is called
+    lines: Callable[[], Iterator[Line]]  # computes the lines, each time that it is called
     instead: str  # what to do about it
     source: str  # a paper or documentation
 
 
-def pitfall(question: str, instead: str, source: str) -> Callable[[Callable[[], list[Line]]], Pitfall]:
-    """Makes a pitfall of a function that computes its lines, under the name of that function."""
+def pitfall(question: str, instead: str, source: str) -> Callable[[Callable[[], Iterator[Line]]], Pitfall]:
+    """Makes a pitfall of a function that yields its lines, under the name of that function."""
     return lambda lines: Pitfall(lines.__name__, question, lines, instead, source)
 
 

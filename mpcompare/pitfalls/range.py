@@ -1,5 +1,6 @@
 """The ends of a format and the gap beside 1: numbers that become 0, inf, or do not move."""
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -18,36 +19,34 @@ SCALE = DynamicLossScale().scale
     "Scale the loss, so that gradients are stored where fp16 has numbers, or store them in bf16.",
     MICIKEVICIUS,
 )
-def underflow() -> list[Line]:
+def underflow() -> Iterator[Line]:
     least = smallest(torch.float16)
     half = in_formats(lambda dtype: stored(least / 2, dtype))
     between = in_formats(lambda dtype: stored(1.4 * least, dtype))
     off = 100 * abs(between["fp16"] / (1.4 * least) - 1)
     scaled = in_formats(lambda dtype: stored(1e-8 * SCALE, dtype).float() / SCALE)
-    return [
-        Line(
-            "2^-24 is stored as",
-            in_formats(lambda dtype: stored(2.0**-24, dtype)),
-            f"{number(least)} is the smallest positive number of fp16; bf16's is {number(smallest(torch.bfloat16))}.",
-        ),
-        Line("2^-25 is stored as", half, f"Half of fp16's smallest number is rounded to {number(half['fp16'])}."),
-        Line(
-            "1.4 * 2^-24 is stored as",
-            between,
-            f"Below 2^-14 fp16's numbers are {number(gap(0.0, torch.float16))} apart: the error here is {off:.0f} %.",
-        ),
-        Line(
-            "a gradient of 1e-8 is stored as",
-            in_formats(lambda dtype: stored(1e-8, dtype)),
-            f"It is {number(1e-8 / least)} of fp16's smallest number.",
-        ),
-        Line(
-            f"1e-8 * {SCALE:.0f}, stored; / {SCALE:.0f} in fp32",
-            scaled,
-            f"The loss scale lifts it to {number(1e-8 * SCALE)}, above fp16's smallest normal number, "
-            f"{number(torch.finfo(torch.float16).tiny)}.",
-        ),
-    ]
+    yield Line(
+        "2^-24 is stored as",
+        in_formats(lambda dtype: stored(2.0**-24, dtype)),
+        f"{number(least)} is the smallest positive number of fp16; bf16's is {number(smallest(torch.bfloat16))}.",
+    )
+    yield Line("2^-25 is stored as", half, f"Half of fp16's smallest number is rounded to {number(half['fp16'])}.")
+    yield Line(
+        "1.4 * 2^-24 is stored as",
+        between,
+        f"Below 2^-14 fp16's numbers are {number(gap(0.0, torch.float16))} apart: the error here is {off:.0f} %.",
+    )
+    yield Line(
+        "a gradient of 1e-8 is stored as",
+        in_formats(lambda dtype: stored(1e-8, dtype)),
+        f"It is {number(1e-8 / least)} of fp16's smallest number.",
+    )
+    yield Line(
+        f"1e-8 * {SCALE:.0f}, stored; / {SCALE:.0f} in fp32",
+        scaled,
+        f"The loss scale lifts it to {number(1e-8 * SCALE)}, above fp16's smallest normal number, "
+        f"{number(torch.finfo(torch.float16).tiny)}.",
+    )
 
 
 @pitfall(
@@ -55,30 +54,28 @@ def underflow() -> list[Line]:
     "Keep sums, losses and norms in fp32, and skip a step whose gradients hold inf.",
     f"{MICIKEVICIUS}; docs.pytorch.org, notes on numerical accuracy",
 )
-def overflow() -> list[Line]:
+def overflow() -> Iterator[Line]:
     largest = torch.finfo(torch.float16).max
     last_gap = largest - next_below(largest, torch.float16)
     total = in_formats(lambda dtype: torch.full((1000,), 100.0, dtype=dtype).sum())
     sum_in_fp32 = float(torch.full((1000,), 100.0, dtype=torch.float16).sum(dtype=torch.float32))
-    return [
-        Line(
-            "65504 + 15",
-            in_formats(lambda dtype: added(65504.0, 15.0, 1, dtype)),
-            f"{number(largest)} is fp16's largest number, {number(last_gap)} above the one before: less than half of "
-            "that is rounded away.",
-        ),
-        Line(
-            "65504 + 16",
-            in_formats(lambda dtype: added(65504.0, 16.0, 1, dtype)),
-            f"From {number(largest + last_gap / 2)} on fp16 rounds to inf; bf16 has fp32's range, up to "
-            f"{number(torch.finfo(torch.bfloat16).max)}.",
-        ),
-        Line(
-            "the sum of 1,000 times 100",
-            total,
-            f"torch sums in fp32 to {number(sum_in_fp32)}, and storing that in fp16 gives {number(total['fp16'])}.",
-        ),
-    ]
+    yield Line(
+        "65504 + 15",
+        in_formats(lambda dtype: added(65504.0, 15.0, 1, dtype)),
+        f"{number(largest)} is fp16's largest number, {number(last_gap)} above the one before: less than half of "
+        "that is rounded away.",
+    )
+    yield Line(
+        "65504 + 16",
+        in_formats(lambda dtype: added(65504.0, 16.0, 1, dtype)),
+        f"From {number(largest + last_gap / 2)} on fp16 rounds to inf; bf16 has fp32's range, up to "
+        f"{number(torch.finfo(torch.bfloat16).max)}.",
+    )
+    yield Line(
+        "the sum of 1,000 times 100",
+        total,
+        f"torch sums in fp32 to {number(sum_in_fp32)}, and storing that in fp16 gives {number(total['fp16'])}.",
+    )
 
 
 @pitfall(
@@ -86,30 +83,28 @@ def overflow() -> list[Line]:
     "Update fp32 master weights, and round copies of them for forward and backward.",
     MICIKEVICIUS,
 )
-def lost_update() -> list[Line]:
+def lost_update() -> Iterator[Line]:
     updated = partial(added, *UPDATES)
     halves = {name: step / 2 for name, step in in_formats(lambda dtype: gap(1.0, dtype)).items()}
-    return [
-        Line(
-            "1 + 1e-4",
-            in_formats(lambda dtype: added(1.0, 1e-4, 1, dtype)),
-            f"Half the gap above 1 is {number(halves['fp16'])} in fp16, {number(halves['bf16'])} in bf16 and "
-            f"{number(halves['fp32'])} in fp32; less is rounded away.",
-        ),
-        Line(
-            "1 + 1e-3",
-            in_formats(lambda dtype: added(1.0, 1e-3, 1, dtype)),
-            f"The next number above 1 is {number(next_above(1.0, torch.float16))} in fp16, and "
-            f"{number(next_above(1.0, torch.bfloat16))} in bf16.",
-        ),
-        Line(
-            "a weight of 1 after 1,000 updates of 1e-4",
-            in_formats(updated),
-            "Each update is rounded away by itself, so that all of them are.",
-        ),
-        Line(
-            "the same on an fp32 master, then rounded",
-            in_formats(lambda dtype: updated(torch.float32).to(dtype)),
-            f"The master reaches {number(float(updated(torch.float32)))}, and is rounded once.",
-        ),
-    ]
+    yield Line(
+        "1 + 1e-4",
+        in_formats(lambda dtype: added(1.0, 1e-4, 1, dtype)),
+        f"Half the gap above 1 is {number(halves['fp16'])} in fp16, {number(halves['bf16'])} in bf16 and "
+        f"{number(halves['fp32'])} in fp32; less is rounded away.",
+    )
+    yield Line(
+        "1 + 1e-3",
+        in_formats(lambda dtype: added(1.0, 1e-3, 1, dtype)),
+        f"The next number above 1 is {number(next_above(1.0, torch.float16))} in fp16, and "
+        f"{number(next_above(1.0, torch.bfloat16))} in bf16.",
+    )
+    yield Line(
+        "a weight of 1 after 1,000 updates of 1e-4",
+        in_formats(updated),
+        "Each update is rounded away by itself, so that all of them are.",
+    )
+    yield Line(
+        "the same on an fp32 master, then rounded",
+        in_formats(lambda dtype: updated(torch.float32).to(dtype)),
+        f"The master reaches {number(float(updated(torch.float32)))}, and is rounded once.",
+    )

@@ -1,6 +1,7 @@
 """Two ways to add small numbers in 16 bits after all: stochastic rounding, and Kahan's compensated sum."""
 
 import math
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -55,24 +56,22 @@ def added_with_kahan(start: float, addend: float, additions: int, dtype: torch.d
     "Use it where there is no memory for fp32 weights; a weight is right on average only.",
     f"Gupta et al., arXiv 1502.02551; {ZAMIRAI}",
 )
-def stochastic_rounding() -> list[Line]:
+def stochastic_rounding() -> Iterator[Line]:
     updated = {dtype: added_stochastically(*UPDATES, dtype).double() for dtype in (torch.float16, torch.bfloat16)}
     spread = {dtype: number(float(weights.std())) for dtype, weights in updated.items()}
-    return [
-        _to_nearest(),
-        Line(
-            "1 + 1,000 times 1e-4: mean of 1,000 sums",
-            in_formats(lambda dtype: added_stochastically(*UPDATES, dtype).double().mean()),
-            f"An update moves the weight rarely, by a whole gap; the weights spread by {spread[torch.float16]} in fp16 "
-            f"and {spread[torch.bfloat16]} in bf16 (standard deviation).",
-        ),
-        Line(
-            "10,000 times 0.1: mean of 1,000 sums",
-            in_formats(lambda dtype: added_stochastically(*SUM, dtype).double().mean()),
-            f"{number(SUM[1])} itself is rounded first, to {number(float(stored(SUM[1], torch.float16)))} in fp16 and "
-            f"{number(float(stored(SUM[1], torch.bfloat16)))} in bf16; the sum goes on to the end.",
-        ),
-    ]
+    yield _to_nearest()
+    yield Line(
+        "1 + 1,000 times 1e-4: mean of 1,000 sums",
+        in_formats(lambda dtype: added_stochastically(*UPDATES, dtype).double().mean()),
+        f"An update moves the weight rarely, by a whole gap; the weights spread by {spread[torch.float16]} in fp16 "
+        f"and {spread[torch.bfloat16]} in bf16 (standard deviation).",
+    )
+    yield Line(
+        "10,000 times 0.1: mean of 1,000 sums",
+        in_formats(lambda dtype: added_stochastically(*SUM, dtype).double().mean()),
+        f"{number(SUM[1])} itself is rounded first, to {number(float(stored(SUM[1], torch.float16)))} in fp16 and "
+        f"{number(float(stored(SUM[1], torch.bfloat16)))} in bf16; the sum goes on to the end.",
+    )
 
 
 @pitfall(
@@ -80,22 +79,20 @@ def stochastic_rounding() -> list[Line]:
     "Use it where all computing is in 16 bits: weight and lost part are 16 bits each, as large as an fp32 weight.",
     f"Kahan, Comm. ACM 8(1), 1965; {ZAMIRAI}",
 )
-def kahan() -> list[Line]:
+def kahan() -> Iterator[Line]:
     total, addend = in_formats(partial(added_with_kahan, *SUM)), float(stored(SUM[1], torch.bfloat16))
-    return [
-        _to_nearest(),
-        Line(
-            "1 + 1,000 times 1e-4, with Kahan",
-            in_formats(partial(added_with_kahan, *UPDATES)),
-            "The part that an addition loses is kept in a second number, until it is enough to move the sum.",
-        ),
-        Line(
-            "10,000 times 0.1, with Kahan",
-            total,
-            f"{number(SUM[2] * addend)} is the exact sum in bf16, of {number(addend)} each; the compensated one is "
-            f"within a gap of it, {number(gap(total['bf16'], torch.bfloat16))}.",
-        ),
-    ]
+    yield _to_nearest()
+    yield Line(
+        "1 + 1,000 times 1e-4, with Kahan",
+        in_formats(partial(added_with_kahan, *UPDATES)),
+        "The part that an addition loses is kept in a second number, until it is enough to move the sum.",
+    )
+    yield Line(
+        "10,000 times 0.1, with Kahan",
+        total,
+        f"{number(SUM[2] * addend)} is the exact sum in bf16, of {number(addend)} each; the compensated one is "
+        f"within a gap of it, {number(gap(total['bf16'], torch.bfloat16))}.",
+    )
 
 
 def _to_nearest() -> Line:

@@ -72,9 +72,8 @@ class Amp(TorchModel):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.autocast(self.device_type, dtype=self.compute_dtype):
             output = self.model(x)
-            self.loss = self.task.loss_fn(output, y)
-        self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
-        return self.loss.detach()
+            loss = self.task.loss_fn(output, y)
+        return self.observe(output, loss)
 
     def backward(self) -> None:
         self.scaler.scale(share_of_step(self.task, self.loss, self.share)).backward()
@@ -84,7 +83,7 @@ class Amp(TorchModel):
         self.scaler.unscale_(self.optimizer)
 
     def clip(self) -> None:
-        self.grad_norm = clip_gradients(self.task, self.model)
+        self.grad_norm = clip_gradients(self.task, self.model.parameters())
 
     def step(self, lr: float | Tensor) -> None:
         set_lr(self.optimizer, lr)

@@ -81,11 +81,8 @@ class AmpCompile(Amp):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # the last step's loss and gradients may go
-        self.loss, output = self.forward_and_loss(
-            self.model, self.task.loss_fn, x, y, self.device_type, self.compute_dtype
-        )
-        self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
-        return self.loss.detach()
+        loss, output = self.forward_and_loss(self.model, self.task.loss_fn, x, y, self.device_type, self.compute_dtype)
+        return self.observe(output, loss)
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         if self.forward_and_loss is broken_at_recurrent_layers:

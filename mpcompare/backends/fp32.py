@@ -31,9 +31,7 @@ class Fp32(TorchModel):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.model(x)
-        self.loss = self.task.loss_fn(output, y)
-        self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
-        return self.loss.detach()
+        return self.observe(output, self.task.loss_fn(output, y))
 
     def backward(self) -> None:
         share_of_step(self.task, self.loss, self.share).backward()
@@ -43,7 +41,7 @@ class Fp32(TorchModel):
         pass
 
     def clip(self) -> None:
-        self.grad_norm = clip_gradients(self.task, self.model)
+        self.grad_norm = clip_gradients(self.task, self.model.parameters())
 
     def step(self, lr: float | Tensor) -> None:
         set_lr(self.optimizer, lr)

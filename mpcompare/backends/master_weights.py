@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.torch_model import TorchModel, copy_into, require_kernels, set_lr, share_of_step
+from mpcompare.backends.torch_model import TorchModel, clip_gradients, copy_into, require_kernels, set_lr, share_of_step
 from mpcompare.contract import State
 from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, load_state, state_of
@@ -48,9 +48,7 @@ class MasterWeights(TorchModel):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.model(x.to(self.compute_dtype) if x.is_floating_point() else x)
-        self.loss = self.task.loss_fn(output.float(), y)  # softmax and loss in fp32
-        self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
-        return self.loss.detach()
+        return self.observe(output, self.task.loss_fn(output.float(), y))  # softmax and loss in fp32
 
     def backward(self) -> None:
         (share_of_step(self.task, self.loss, self.share) * self.scaling.scale).backward()
@@ -68,9 +66,7 @@ class MasterWeights(TorchModel):
             g.mul_(self.scaling.inv_scale)
 
     def clip(self) -> None:
-        if self.task.clip_norm is not None:
-            masters = self.masters.values()
-            self.grad_norm = nn.utils.clip_grad_norm_(masters, self.task.clip_norm, self.task.clip_norm_type)
+        self.grad_norm = clip_gradients(self.task, self.masters.values())
 
     def step(self, lr: float | Tensor) -> None:
         self.skipped = self.found_inf

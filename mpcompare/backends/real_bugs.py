@@ -24,7 +24,7 @@ class ClipsScaledGradients(Amp):
     """Lightning 1.4.8 clips before it unscales, so the norm is as many times too large as the loss scale."""
 
     def unscale(self) -> None:
-        self.grad_norm = clip_gradients(self.task, self.model)
+        self.grad_norm = clip_gradients(self.task, self.model.parameters())
         super().unscale()
 
     def clip(self) -> None:

@@ -1,6 +1,6 @@
 """The answers that backends on a torch module and torch's optimizers share, all outside of the timed region."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ class TorchModel:
     task: Task  # loss, optimizer, batch size, accumulation, clipping
     model: nn.Module  # the network, a copy that belongs to the backend
     optimizer: torch.optim.Optimizer  # updates the parameters of ``model``
+    loss: Tensor  # of the last micro-batch, with its graph
     # dtypes of the last step, of ``activations`` (the output), ``loss`` and ``gradients``
     observed: dict[str, torch.dtype]
     precision: str  # of an MLP's memory model
@@ -48,6 +49,12 @@ class TorchModel:
         """Returns the parameters that the optimizer updates, under the names of the module's: these themselves, unless
         there are masters."""
         return dict(self.model.named_parameters())
+
+    def observe(self, output: Tensor, loss: Tensor) -> Tensor:
+        """Keeps a micro-batch's loss for ``backward()``, and notes the dtypes. Returns the loss as ``forward()`` does,
+        without its graph."""
+        self.loss, self.observed = loss, {"activations": output.dtype, "loss": loss.dtype}
+        return loss.detach()
 
     def buffers(self) -> Params:
         return buffers_of(self.model)
@@ -126,14 +133,14 @@ def share_of_step(task: Task, loss: Tensor, share: Tensor | None = None) -> Tens
     return loss / task.accumulate if task.accumulate > 1 else loss
 
 
-def clip_gradients(task: Task, model: nn.Module) -> Tensor | None:
+def clip_gradients(task: Task, parameters: Iterable[Tensor]) -> Tensor | None:
     """Calls ``torch.nn.utils.clip_grad_norm_`` where the task clips. Returns the norm before, an fp32 scalar.
 
     A norm of inf makes every gradient 0 or NaN, without harm: GradScaler has seen the inf and skips the step.
     """
     if task.clip_norm is None:
         return None
-    return nn.utils.clip_grad_norm_(model.parameters(), task.clip_norm, task.clip_norm_type)
+    return nn.utils.clip_grad_norm_(parameters, task.clip_norm, task.clip_norm_type)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float | Tensor) -> None:

@@ -22,9 +22,8 @@ class MyAmp(TorchModel):
     def forward(self, x, y):
         with torch.autocast(self.device_type, dtype=self.compute_dtype):
             output = self.model(x)
-            self.loss = self.task.loss_fn(output, y)
-        self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
-        return self.loss.detach()
+            loss = self.task.loss_fn(output, y)
+        return self.observe(output, loss)
 
     def backward(self):
         (share_of_step(self.task, self.loss, self.share) * self.scaling.scale).backward()
@@ -37,7 +36,7 @@ class MyAmp(TorchModel):
             g.mul_(self.scaling.inv_scale)
 
     def clip(self):
-        self.grad_norm = clip_gradients(self.task, self.model)
+        self.grad_norm = clip_gradients(self.task, self.model.parameters())
 
     def step(self, lr):
         self.skipped = self.found_inf

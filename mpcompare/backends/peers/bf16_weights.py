@@ -43,9 +43,7 @@ class Bf16Weights(Fp32):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.model(x.bfloat16() if x.is_floating_point() else x)
-        self.loss = self.task.loss_fn(output.float(), y)
-        self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
-        return self.loss.detach()
+        return self.observe(output, self.task.loss_fn(output.float(), y))
 
     def clip(self) -> None:
         super().clip()

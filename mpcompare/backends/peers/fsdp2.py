@@ -46,14 +46,11 @@ class Fsdp2(Amp):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.model(x)
-        self.loss = self.task.loss_fn(output.float(), y)
-        self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
-        return self.loss.detach()
+        return self.observe(output, self.task.loss_fn(output.float(), y))
 
     def clip(self) -> None:
-        if self.task.clip_norm is not None:
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm, self.task.clip_norm_type)
-            self.grad_norm = _whole(norm)
+        super().clip()
+        self.grad_norm = None if self.grad_norm is None else _whole(self.grad_norm)
 
     # The harness is shown whole tensors: in one process a shard is one, and shares its memory.
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.backends.peers.library import library, transposed
-from mpcompare.backends.torch_model import copy_into, require_kernels, share_of_step
+from mpcompare.backends.torch_model import clip_gradients, copy_into, require_kernels, share_of_step
 from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, require_one_of
@@ -99,9 +99,7 @@ class KerasRow:
                 g.div_(self.loss_scale())
 
     def clip(self) -> None:
-        if self.task.clip_norm is not None:
-            values = list(self.values().values())
-            self.grad_norm = nn.utils.clip_grad_norm_(values, self.task.clip_norm, self.task.clip_norm_type)
+        self.grad_norm = clip_gradients(self.task, self.values().values())
 
     def step(self, lr: float | Tensor) -> None:
         self.inner.learning_rate = float(lr)

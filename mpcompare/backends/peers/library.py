@@ -84,7 +84,7 @@ class SetUp(TorchModel):
         return self.loss.detach()
 
     def clip(self) -> None:
-        self.grad_norm = clip_gradients(self.task, self.model)
+        self.grad_norm = clip_gradients(self.task, self.model.parameters())
 
     def step(self, lr: float | Tensor) -> None:
         set_lr(self.optimizer, lr)

@@ -65,7 +65,7 @@ class ClipsByDefault(Amp):
     to = 0.1
 
     def clip(self):
-        self.grad_norm = clip_gradients(replace(self.task, clip_norm=self.to), self.model)
+        self.grad_norm = clip_gradients(replace(self.task, clip_norm=self.to), self.model.parameters())
 
 
 class Skips(Amp):

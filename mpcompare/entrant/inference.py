@@ -23,17 +23,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from mpcompare.contract import State
 from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import Scores, score
-from mpcompare.entrant.plan import Inference
 from mpcompare.entrant.setup import Setup
 from mpcompare.entrant.state import Entrant, Fields
 from mpcompare.errors import first_line
 from mpcompare.instruments import fp32_products, meter
 from mpcompare.instruments.clock import Clock
 from mpcompare.precision import PRECISIONS, preferred
-from mpcompare.shared import Shared
 from mpcompare.tasks.batch import Batch, nbytes
 from mpcompare.tasks.cast import cast_module
 from mpcompare.tasks.copies import copy_of
@@ -100,19 +97,7 @@ def ways(precision: str, device: torch.device) -> dict[str, Callable[[nn.Module]
 
 
 def take(entrant: Entrant) -> Fields:
-    """Needs ``setup`` and ``trained``. Leaves nothing."""
-    plan, trained = entrant.plan.inference, entrant.trained
-    if not plan.enabled:
-        return {}
-    return {"inference": measure_inference(entrant.setup, trained.state(), trained.scores, plan, entrant.shared)}
-
-
-def measure_inference(setup: Setup, state: State, scores: Scores, plan: Inference, shared: Shared) -> dict[str, Any]:
-    """Measures each way beside the others.
-
-    Args:
-        state: that of the trained backend.
-        scores: those of the trained backend, which are those of the fp32 way.
+    """Measures each way beside the others, if the plan asks for that. Needs ``setup`` and ``trained``. Leaves nothing.
 
     Returns:
         ``batch_size``; ``seconds`` that it took; ``batches`` that were timed of each way; and by name the ``ways``:
@@ -121,7 +106,10 @@ def measure_inference(setup: Setup, state: State, scores: Scores, plan: Inferenc
         weights, batch, and the most that a call had allocated beside them. A way that cannot be had here has only
         ``unavailable``, the reason in a line.
     """
-    start = time.monotonic()
+    plan, setup = entrant.plan.inference, entrant.setup
+    if not plan.enabled:
+        return {}
+    state, start = entrant.trained.state(), time.monotonic()
     network = with_values(setup.model, state["params"], state["buffers"]).eval()
     batch_size = plan.batch_size or setup.task.micro_batch_size
     able: dict[str, Way] = {}
@@ -129,16 +117,18 @@ def measure_inference(setup: Setup, state: State, scores: Scores, plan: Inferenc
     for name, make in ways(setup.record.precision, setup.device).items():
         try:
             way = make(network)
-            rows[name] = dict(scores) if name == "fp32" else dict(_score(way, setup))
+            # The scores of the fp32 way are those of the trained backend.
+            rows[name] = dict(entrant.trained.scores if name == "fp32" else _score(way, setup))
             able[name] = way
         except Exception as error:  # a user's network may raise anything where it meets another dtype
             rows[name] = {"unavailable": first_line(error)}
     key = "-".join(["inference", str(batch_size), *able]).replace(" ", "_")
-    costs = shared.once(key, lambda: _costs(able, _batch(setup, batch_size), setup, plan.budget_s))
+    costs = entrant.shared.once(key, lambda: _costs(able, _batch(setup, batch_size), setup, plan.budget_s))
     for name, cost in costs["ways"].items():
         rows[name] = cost if "unavailable" in cost else {**rows[name], **cost}
     seconds = time.monotonic() - start
-    return {"batch_size": batch_size, "seconds": seconds, "batches": costs["batches"], "ways": rows}
+    found = {"batch_size": batch_size, "seconds": seconds, "batches": costs["batches"], "ways": rows}
+    return {"inference": found}
 
 
 def _score(way: Way, setup: Setup) -> Scores:

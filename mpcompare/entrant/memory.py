@@ -2,7 +2,6 @@
 
 from mpcompare.contract import Backend, Batches, Stepper, memory_model_of, warmup_steps, workspaces
 from mpcompare.cost import memory
-from mpcompare.entrant.setup import Setup
 from mpcompare.entrant.state import Entrant
 from mpcompare.fields import MemoryRecord
 from mpcompare.instruments import meter
@@ -12,13 +11,8 @@ MIN_STEPS = 3  # the second one runs with everything that outlives the first
 
 
 def take(entrant: Entrant) -> MemoryRecord:
-    """Needs ``setup``. Leaves nothing."""
-    return measure_memory(entrant.setup)
-
-
-def measure_memory(setup: Setup) -> MemoryRecord:
-    """Measures the peak of a fresh backend's first steps."""
-    batch = next(setup.batches())
+    """Measures the peak of a fresh backend's first steps. Needs ``setup``. Leaves nothing."""
+    setup, batch = entrant.setup, next(entrant.setup.batches())
     batch_bytes = nbytes(*(each for pair in batch for each in pair))
     backends: list[Backend] = []
 

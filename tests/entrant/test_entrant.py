@@ -15,7 +15,7 @@ from mpcompare.backends.fp32 import Fp32
 from mpcompare.contract import Stepper
 from mpcompare.cost import memory
 from mpcompare.entrant.entrant import compete
-from mpcompare.entrant.memory import measure_memory
+from mpcompare.entrant.memory import take
 from mpcompare.errors import InputError
 from mpcompare.instruments import meter
 from mpcompare.loss_scale import NoLossScale
@@ -78,7 +78,7 @@ def test_a_pass_that_fails_leaves_the_record_of_those_before_it(entrant, tmp_pat
     def fails(_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("mpcompare.entrant.memory.measure_memory", fails)
+    monkeypatch.setattr("mpcompare.entrant.memory.take", fails)
     for order in (None, Train()):
         turn(entrant, order)
     block(entrant, 1, seed=1)
@@ -106,7 +106,7 @@ def test_on_a_gpu_the_workspaces_of_products_join_the_model(monkeypatch):
             new_stepper=lambda: Stepper(backend, task.new_rates()),
             batches=lambda: iter([[batch]]),
         )
-        return measure_memory(setup)
+        return take(types.SimpleNamespace(setup=setup))
 
     plain = found()
     assert plain.memory_model == {**tensors, "workspace": {"cuBLAS": 64}}

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -25,7 +26,7 @@ from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant import inference
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.evaluation import evaluate, score
-from mpcompare.entrant.inference import Way, autocast, cast_weights, measure_inference, time_batches, ways
+from mpcompare.entrant.inference import Way, autocast, cast_weights, take, time_batches, ways
 from mpcompare.entrant.plan import Inference
 from mpcompare.entrant.setup import set_up
 from mpcompare.errors import InputError
@@ -64,8 +65,9 @@ class Trained:
         )
 
     def measure(self, budget_s=0.01, batch_size=None):
-        plan = Inference(True, budget_s, batch_size)
-        return measure_inference(self.setup, self.state, self.scores, plan, self.shared)
+        plan = SimpleNamespace(inference=Inference(True, budget_s, batch_size))
+        trained = SimpleNamespace(state=lambda: self.state, scores=self.scores)
+        return take(SimpleNamespace(plan=plan, setup=self.setup, trained=trained, shared=self.shared))["inference"]
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])

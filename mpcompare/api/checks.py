@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from mpcompare.errors import InputError, check_choice, did_you_mean, fault_of_call
-from mpcompare.instruments import machine
 from mpcompare.paths import CONF
 from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.losses import LOSSES
@@ -97,12 +96,6 @@ def _check_precisions(backend: Any, names: Iterable[str], device_type: str) -> N
             refused.append(error)
     if refused:
         raise refused[0]
-
-
-def check_device(device: str) -> None:
-    """Raises InputError where there is no such device; of several, the runs say so."""
-    if "," not in device:
-        machine.select_device(device)
 
 
 def check_backend(name: str) -> None:

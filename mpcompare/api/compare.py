@@ -56,12 +56,14 @@ def compare(
     Raises:
         InputError: a value is not accepted, or no run finished.
     """
+    from mpcompare.command.callbacks import check_folder
+
     out = _new_folder() if folder is None else Path(folder).expanduser().absolute()
     objects = Objects()
     call = Arguments(model, loss, data, _all(backends), precision, optimizer, lr, batch_size, steps, knobs)
     with in_words_of(call), tempfile.TemporaryDirectory(prefix="mpcompare-") as beside:
         if out.exists():
-            _check_folder(out)
+            check_folder("folder", str(out), below=True)
         conf, pickled = Path(beside) / "conf", Path(beside) / "objects.pkl"
         overrides = [*overrides_of(call, objects, conf), f"hydra.sweep.dir={written('folder', str(out))}"]
         _save(objects, pickled)
@@ -95,6 +97,7 @@ def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
         conf: a folder for the options of backends.
     """
     from mpcompare.api import checks, network  # which import torch
+    from mpcompare.instruments.machine import select_device
 
     checks.check_knobs(call.knobs, Arguments.__dataclass_fields__, call.model is not None)
     for name in ("steps", "batch_size"):
@@ -103,7 +106,8 @@ def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
     if call.lr is not None:
         check_number("lr", call.lr, above=0)
     device = str(call.knobs.get("device", "auto"))
-    checks.check_device(device)
+    if "," not in device:  # of several, the runs say so
+        select_device(device)
     overrides = list(_backends(objects, call.backends, conf))
     if call.precision is not None:
         overrides.append("precision=" + ",".join(checks.read_precisions(call.precision, call.backends, device)))
@@ -139,12 +143,6 @@ def _backends(objects: Objects, backends: list[Any], conf: Path) -> Iterator[str
             (conf / "backend" / f"{name}.yaml").write_text(f"_target_: {objects.name(backend, name)}\n")
     if names:
         yield f"backend={','.join(names)}"
-
-
-def _check_folder(folder: Path) -> None:
-    from mpcompare.command.callbacks import check_folder
-
-    check_folder("folder", str(folder), below=True)
 
 
 def _all(backends: Any) -> list[Any]:

@@ -9,7 +9,8 @@ from support.prose import sentences, too_long
 
 from mpcompare.verdict.judge.kinds import KINDS
 
-SHORT = ("docs/checks.md", "docs/differs.md", "docs/reading.md", "CONTRIBUTING.md")  # pages whose sentences are counted
+# pages whose sentences are counted
+SHORT = ("docs/checks.md", "docs/differs.md", "docs/reading.md", "docs/verdict.md", "CONTRIBUTING.md")
 
 
 @pytest.mark.parametrize("page", SHORT)

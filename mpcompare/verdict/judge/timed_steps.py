@@ -3,9 +3,9 @@
 - *Value.* A line of every weight, read as the clock stops and once more when nothing computes. The time of each block
   by the race's clock. One block of the faster half is drawn when all are over, and compared with the same block of the
   trained backend: its time, its losses, and the weights, buffers and moments at its end.
-- *Limit.* The lines exactly. The clock within 0.02 of a block ([how](measuring.md#what-is-done)). The block's time at
-  most the median. Distances as in `resume`, of the way that the block moved, plus the fp32 roundings of its steps,
-  which add up like the root of their number. Where correct runs part, distances are not compared.
+- *Limit.* The lines exactly. The clock within 0.02 of a block ([how](measuring.md#against-backends-that-cheat)). The
+  block's time at most the median. Distances as in `resume`, relative to how far the block moved. The fp32 roundings of
+  its steps are added; they add up like the root of their number. Where correct runs part, distances are not compared.
 """
 
 import math

@@ -1,9 +1,10 @@
 """Is a step right from a state as it is after long training?
 
-- *Value.* One step at the initial weights from a state as it is after long training: the loss scale has had one good
-  step less than it needs to grow, and the optimizer counts 2048 updates. After 2048 no 16-bit format holds one more.
-- *Limit.* Gradients as `later steps`; loss scale and count exactly; the update that of one update from moments that are
-  known. So AdamW's decay after the update is found here, which is 1e-5 of it.
+- *Value.* One step at the initial weights, from a state as it is after long training. The loss scale needs one more
+  good step to grow, and the optimizer counts 2048 updates: after 2048 no 16-bit format holds one more.
+- *Limit.* Gradients as `later steps`. Loss scale and count exactly. The update has the limit of one update, from
+  moments that are known. This is so narrow that an AdamW that decays after the update is found, which changes 1e-5 of
+  it.
 """
 
 from dataclasses import dataclass, field

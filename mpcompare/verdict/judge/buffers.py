@@ -2,8 +2,8 @@
 
 - *Value.* Running statistics after the first step, and after a skipped one: torch moves them in the forward pass. The
   formats of all that training moves, and the digits of their numbers.
-- *Limit.* That of a gradient, but that statistics themselves stay in fp32. A buffer that every step moves is not kept
-  in 16 bits, where a sum of ones stops at 256 (bf16) or 2048 (fp16). Short numbers are a count.
+- *Limit.* As for a gradient, except that the statistics themselves are fp32. A buffer that every step moves is not kept
+  in 16 bits, where a sum of ones stops at 256 (bf16) or 2048 (fp16). Numbers with 16-bit digits are a count.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Does the optimizer count all updates?
 
 - *Value.* The number of updates that the optimizer counts after training.
-- *Limit.* All updates that were taken, exactly.
+- *Limit.* Exactly the number of updates that were taken.
 """
 
 from collections.abc import Mapping

@@ -2,13 +2,14 @@
 
 - *Value.* The observed dtypes of parameters, activations, gradients, loss and optimizer. Those of each layer of
   products (linear, convolutional, recurrent), forward and backward. The precision whose oracle the gradients fit.
-- *Limit.* The dtypes that the precision promises. Where amp computes a product in the precision alone, the run does,
-  too: fp32 may come to it, because a bias may be added in fp32, and another 16-bit format may not.
-- *A loss of one's own*, or of the network, is computed as autocast computes it: the reference's format is right, too.
+- *Limit.* The dtypes that the precision promises. Where amp computes a product only in the precision, the run must,
+  too. fp32 is allowed in addition, because a bias may be added in fp32. The other 16-bit format is not.
+- *A loss of your own*, or of the network: the format that the reference has under autocast is right, too.
 - *Free.* Norms, activations, attention and embeddings may compute in fp32 or in the precision: autocast, explicit casts
   and FSDP differ there. Softmax and loss compute in no 16-bit format unless amp does.
-- *Another precision* fits only if the largest error is a quarter at its oracle, and every tensor is closer to it. The
-  tensor with that error must be seen: roundings may move it by far more, as where they send rows to other experts.
+- *Another precision* is named only if the gradients fit its oracle better: the largest error is at most a quarter, and
+  every tensor is closer. The tensor with that error must be seen, because roundings may move others by far more, as
+  where they send rows to other experts.
 """
 
 import re

@@ -1,13 +1,14 @@
 """Of a backend that shows no layers: are the first gradients near to the oracle's?
 
-- *Whose.* A backend that shows no layers, or calls its network with other rows than those of the batch. Where layers
-  and loss are seen, `layers` takes the place of this check.
-- *Value.* The distance of each gradient of the first step from the oracle's; its part in the direction of the gradient;
-  its zeros; the loss.
-- *Limit.* That of a gradient. For the part in one direction it is 2 times amp's part, or the roundings' part times
-  Student's t for 1e-3: rounding to nearest makes numbers as often larger as smaller, and what is cut off adds up there.
+- *Whose.* A backend that shows no layers, or calls its network with other rows than the batch has. Where layers and
+  loss are seen, `layers` takes the place of this check.
+- *Value.* The distance of each gradient of the first step from the oracle's. The part of this error that points along
+  the gradient. The zeros of the gradient. The loss.
+- *Limit.* The limit of a gradient. For the part along the gradient it is 2 times amp's part, or the roundings' part
+  times Student's t for 1e-3. Rounding to nearest makes numbers as often larger as smaller; cutting digits off adds up
+  there.
 - *Zeros.* A count. The gradient of a tied weight is a sum, and so are all gradients where a backend computes a batch in
-  parts. Two numbers of one size and other signs cancel in a part 2 u of the elements.
+  parts. Two numbers of equal size and opposite signs cancel, in a share 2 u of the elements.
 - *Loss.* 2 times amp's error, and 4 standard deviations of the loss under one rounding of each activation, whose
   variance is u^2/3 sum (dz z)^2.
 """

@@ -1,7 +1,7 @@
 """Did a parameter without a gradient move?
 
 - *Value.* Whether a parameter moved in an update in which it has no gradient.
-- *Limit.* No bit. torch's optimizers pass over it, where a gradient of 0 would let it decay.
+- *Limit.* No bit may change. torch's optimizers leave such a parameter out; with a gradient of 0 it would decay.
 """
 
 from mpcompare.verdict.judge.aged import AGED

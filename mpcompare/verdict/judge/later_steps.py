@@ -1,7 +1,7 @@
 """Are the trained backend's gradients those of its weights?
 
 - *Value.* Gradients of the trained backend, compared with those of a new backend at its weights and loss scale.
-- *Limit.* One rounding of the largest element, and fp32 sums: both round alike.
+- *Limit.* One rounding of the largest element, and fp32 sums, because both backends round alike.
 """
 
 from mpcompare.verdict.judge.causes import Pass

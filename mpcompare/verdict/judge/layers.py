@@ -1,7 +1,7 @@
 """Is each operation of the first step right, with the operands that it had?
 
-- *Why.* No error travels in a forced replay. So a layer that is off is itself wrong, or the work just before it, and is
-  named.
+- *Why.* No error travels in a forced replay. So a layer that is off is wrong itself, or the work just before it is. The
+  cause names it.
 - *Value.* What arrives at each layer in the first step, its output, and the gradient that arrives there. Also the
   buffers, and the gradients of parameters that follow from these operands. All are compared with the
   [forced replay](verdict.md).

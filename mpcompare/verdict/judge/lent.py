@@ -1,9 +1,9 @@
 """Did the backend write into the network or the batch, or patch torch?
 
+- *Why.* A backend that writes into the network, or replaces a function of torch, makes every other check wrong.
 - *Value.* Fingerprints of the network and of the first batch, before the first backend and after the examination. And
   the gradients of an exact step of 4 samples, in the backend's process and in one in which no backend has been.
-- *Limit.* Fingerprints are equal, and gradients are within 2^-24. A backend that writes into them, or replaces a
-  function of torch, makes every other sentence wrong.
+- *Limit.* Fingerprints are equal, and gradients are within 2^-24.
 """
 
 from mpcompare.verdict.judge.check import Case, Check, Checks

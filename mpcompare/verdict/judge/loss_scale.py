@@ -1,10 +1,11 @@
 """Does the loss scale follow its policy, and do skipped steps leave the weights as they are?
 
 - *Value.* The loss scale before each step and after the last; whether a step was skipped; whether weights moved.
-- *Limit.* Exactly the policy's, in training, in the first steps, and in six more that begin with a scale that is just
-  too large, then grow, then get an infinite input.
-- *Without a loss scale* the infinite input is a last step, which torch.amp takes, so that weights become NaN. A backend
-  that leaves it out without a word differs. No weight moves before the gradients of the last micro-batch are there.
+- *Limit.* Exactly what the policy says, in training and in the first steps. Six more steps begin with a scale that is
+  just too large, then grow, then get an infinite input.
+- *Without a loss scale* the infinite input is a last step. torch.amp takes it, so weights become NaN. A backend that
+  leaves it out without a word differs.
+- *Micro-batches.* No weight moves before the gradients of the last micro-batch are there.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
 """Of a backend with masks of its own: do its steps vary as the network's do?
 
 - *Whose.* A backend that draws masks of its own.
-- *Value.* Whether its loss depends on them, its mean loss, and its mean gradient along that of the network.
-- *Limit.* The loss is another one where the network's varies by more than 4 standard deviations of its roundings. Means
-  are as those of two samples of one distribution, by Student's t for 1e-3.
+- *Value.* Whether its loss depends on the masks. Its mean loss, and its mean gradient along the network's mean
+  gradient.
+- *Limit.* With other masks the loss changes, if the network's does by more than 4 standard deviations of its roundings.
+  The means of backend and network differ as two samples of one distribution may, by Student's t for 1e-3.
 """
 
 import math

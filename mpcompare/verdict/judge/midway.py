@@ -1,8 +1,8 @@
 """Is an update in the middle of a schedule right?
 
-- *Value.* An update in the middle between the end of the warm-up and that of training, where a schedule changes the
-  rate.
-- *Limit.* That of one update. After training a cosine has come to a rate of 0, at which any update is right.
+- *Why.* After training a cosine has come to a rate of 0, at which any update is right.
+- *Value.* If a schedule changes the rate: an update halfway between the end of the warm-up and the end of training.
+- *Limit.* The limit of one update.
 """
 
 from mpcompare.verdict.judge import optimizer

@@ -1,9 +1,10 @@
 """Does each training step move what it should?
 
-- *Value.* Whether each training step moves 4096 elements of each tensor, and how many of them have 16-bit digits then.
-- *Limit.* A skipped step moves none; any other moves a tensor that moves in all correct runs. The logarithm of a move
-  over amp's is compared with the noise of such logarithms, by Student's t. Short numbers come at most 2 times as often
-  as in amp: of two Poisson counts the sum is known, so the limit is a quantile of the negative binomial distribution.
+- *Value.* How far each training step moves 4096 elements of each tensor, and how many of them have 16-bit digits then.
+- *Limit of moves.* A skipped step moves none. Any other step moves each tensor that moves in all correct runs. The
+  logarithm of a move over amp's is compared with the noise of such logarithms, by Student's t.
+- *Limit of 16-bit digits.* They come at most 2 times as often as in amp. Of two Poisson counts the sum is known, so the
+  limit is a quantile of the negative binomial distribution.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 - *Value.* `w' - (w + change)`, element by element. The change is replayed in float64 on the gradients that the backend
   shows.
-- *Limit.* That of an update. Two updates are checked if the schedule changes the rate, three if the optimizer keeps
-  moments, five more with loss scaling.
+- *Limit.* The limit of an update. Two updates are checked if the schedule changes the rate, three if the optimizer
+  keeps moments, five more with loss scaling.
 """
 
 from collections.abc import Mapping

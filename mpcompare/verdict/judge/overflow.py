@@ -1,10 +1,11 @@
 """Do gradients overflow where amp's do?
 
 - *Value.* The steps whose gradients hold inf or NaN.
-- *Limit.* Those of amp, exactly, from a scale that is far too large and of an infinite input. In the first step one
-  more or less: the last digit decides. In training 4 standard deviations of a count, until correct runs part.
-- *In parts.* A backend may compute a batch in parts, whose sums are smaller by the number of rows at the most. So its
-  gradients may be finite at a scale that is larger by that.
+- *Limit.* Exactly the same steps as amp's, where the scale is far too large or an input is infinite. In the first step
+  one more or less, because the last digit decides. In training 4 standard deviations of a count, until correct runs
+  part.
+- *In parts.* If a backend computes a batch in parts, its sums are smaller, at most by the number of rows. So its
+  gradients may be finite at a scale that is larger by this factor.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Is each declared difference seen?
 
 - *Value.* Whether a declared difference is seen.
-- *Limit.* Exactly. A promise that nothing can show is listed as not checked.
+- *Limit.* It must be seen. A promise that nothing can show is listed as not checked.
 """
 
 import math

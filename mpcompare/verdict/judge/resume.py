@@ -1,9 +1,10 @@
 """Does a backend that is loaded go on as the one that saved?
 
-- *Value.* Each entry of the state of a new backend that has loaded the state of another; then loss scale, loss,
-  gradients and weights of one more step of both.
-- *Limit.* State and loss scale exactly. Loss and gradients as `later steps`. The weights 8 u of the way that they
-  moved, or 2 sqrt(8 u) under Adam: the sign of a gradient next to 0 may turn. And 2^-23 of the weights.
+- *Value.* A new backend loads the state of another. Each entry of both states is compared. Then loss scale, loss,
+  gradients and weights of one more step of both are.
+- *Limit.* State and loss scale exactly. Loss and gradients as `later steps`. The weights may differ by 8 u of how far
+  they moved, and by 2^-23 of the weights. Under Adam it is 2 sqrt(8 u), because the sign of a gradient next to 0 may
+  turn.
 - *The update* is also replayed from the loaded state.
 """
 

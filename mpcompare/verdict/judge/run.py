@@ -1,6 +1,6 @@
 """Is training as near as one more correct run would be?
 
-- *Value.* The largest difference of the loss to amp's over training; the distance of all weights after training.
+- *Value.* The largest difference from amp's loss in training, and the distance from amp's weights after training.
 - *Limit.* The difference that one more correct run may have ([how](verdict.md)).
 """
 

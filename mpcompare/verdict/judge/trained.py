@@ -1,9 +1,9 @@
 """Does the update after training follow from the state?
 
 - *Value.* The update of the trained backend's next step, replayed from the optimizer state that it has by then: the
-  weights, what the optimizer remembers, the clip factor. Of a larger tensor 65,536 elements, evenly spread.
-- *Limit.* That of one update. Moments: 2^-24 times 8 roundings of the terms of m, and 12 of those of v.
-- *Not checked* where that step is skipped, or where the backend remembers something else than the optimizer.
+  weights, what the optimizer remembers, the clip factor. Of a larger tensor 65,536 elements are taken, evenly spread.
+- *Limit.* The limit of one update. For moments 8 roundings of the terms of m, and 12 of the terms of v, each 2^-24.
+- *Not checked* if that step is skipped, or if the backend remembers something else than the optimizer.
 """
 
 from dataclasses import dataclass, field

@@ -1,10 +1,10 @@
 """Are buffers right after training?
 
-- *Value.* Buffers after the trained backend's next step, compared with a new backend's; those at the end of training,
+- *Value.* Buffers after the trained backend's next step, compared with a new backend's. Buffers at the end of training,
   compared with amp's.
-- *Limit.* In the next step that of a gradient, without a rounding of the numbers themselves. At the end whole numbers
-  exactly, others all together as `run`, and one rounding of what they are made of. None holds inf or NaN where all
-  weights are finite, in amp either.
+- *Limit after the next step.* As for a gradient, without a rounding of the numbers themselves.
+- *Limit at the end.* Whole numbers exactly. All others together as `run`, and one rounding of what they are made of. No
+  buffer holds inf or NaN if all weights are finite, in amp either.
 """
 
 import math

@@ -1,16 +1,16 @@
-"""Times the native operators beside torch's: every shape of a step in every dtype, in turns within one process.
+"""Times the native operators and torch's: every shape of a step in every dtype, in turns within one process.
 
     python scripts/bench_ops.py [--device auto] [--batch 8192] [--hidden 8192] [--params 6500000 50000000] [--rounds 9]
         [--only products optimizers] [--csv FILE]
 
-It prints for each operator GFLOP/s, the share of the measured peak, GB/s with each input read and each output written
-once, and the ratio of torch's time to ours, formed pair by pair: median and p20 to p80. torch also writes into a
-preallocated output.
+It prints for each operator GFLOP/s, the share of the measured peak, and GB/s with each input read and each output
+written once. Then comes the ratio of torch's time to ours, formed pair by pair: median and p20 to p80. torch also
+writes into a preallocated output.
 
-The peak of a CPU is that of its registers alone, the better one of two measurements before and after the run: fp32
-multiply-add for fp32 and fp16, the bf16 dot product for bf16 if the CPU has one. The peak of a GPU is that of torch's
-product of two large matrices. torch's fp16 product is scalar on a CPU and takes minutes at large sizes, so there it is
-timed only up to --torch-limit GFLOP. Operators that fuse more than a product are timed on a GPU only, beside torch's
+The peak of a CPU is measured in its registers, before and after the run, and the better one counts: fp32 multiply-add
+for fp32 and fp16, the bf16 dot product for bf16 if the CPU has one. The peak of a GPU is torch's product of two large
+matrices. On a CPU torch's fp16 product is scalar and takes minutes at large sizes, so it is timed only up to
+--torch-limit GFLOP. Operators that fuse more than a product are timed on a GPU only, and compared with torch's
 operations for the same result. The optimizers' operators, for --params parameters, are timed on both.
 """
 

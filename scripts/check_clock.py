@@ -2,7 +2,7 @@
 
     python scripts/check_clock.py same       races amp against itself under another name; the ratio should be 1
     python scripts/check_clock.py planted    races amp against an amp that wastes 5 % of its step; 5 % should be found
-    python scripts/check_clock.py overhead   times the harness's loops beside a bare loop
+    python scripts/check_clock.py overhead   times the harness's loops and a bare loop
     python scripts/check_clock.py kill       kills an entrant at a random moment; every sweep should end in a report
 
 Options: --sweeps 20, and overrides for the sweeps. Without overrides, ``planted`` races the default task on digits, a

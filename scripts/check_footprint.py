@@ -1,4 +1,4 @@
-"""The footprint beside the measured peak: counts each recipe's steps, takes them for real, and prints both.
+"""Compares the footprint with the measured peak: counts each recipe's steps, takes them for real, and prints both.
 
     python scripts/check_footprint.py mnist_cnn char_gpt [--batch N] [--length T] [--optimizer adamw]
 

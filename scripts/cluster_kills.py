@@ -3,10 +3,10 @@
 python scripts/cluster_kills.py                    # 12 sweeps as processes of this machine
 python scripts/cluster_kills.py --executor slurm   # as jobs of a SLURM of one node, which is started for that
 
-Each moment lies between the plan of a sweep and its end. The driver of a sweep is killed, or all processes of a race,
-or, of SLURM, the daemon of the node. In the end the table must be complete: each step and each evaluation bit for bit
-as in a sweep that nobody killed, all that the examination found, each verdict, and times of two races. No process may
-be left, no record half-written, and nothing may take longer than ``LIMIT_S``.
+Each moment lies between the plan of a sweep and its end. What is killed is the driver of a sweep, or all processes of a
+race, or SLURM's daemon of the node. In the end the table must be complete, with each verdict, all that the examination
+found, and times of two races. Each step and each evaluation must be the same, bit for bit, as in a sweep that nobody
+killed. No process may be left, no record half-written, and nothing may take longer than ``LIMIT_S``.
 """
 
 import argparse

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# Makes the files in docs/ anew that the README and the pages show, and writes their numbers into them. All parts take
-# about an hour, during which nothing else should run on the machine.
+# Makes most files anew that the README and the pages show, and writes their numbers into the pages. All parts take about
+# an hour. Nothing else should run on the machine meanwhile.
 #
 #     scripts/docs_figures.sh [PART...] [OVERRIDES...]     all parts, or those that are named
 #
-# Parts: pitfalls, footprint, scalers, first_look, default, speed, bench, as_published, power. OVERRIDES, as
-# measure.budget_s=300, go to every sweep. Not made anew: docs/power/correct.csv, whose thousands of runs take a day
-# (tests/power.py correct), docs/real_bugs (tests/power.py real), and docs/peers (scripts/peers.py).
+# Parts: pitfalls, footprint, scalers, first_look, default, speed, bench, as_published, power. OVERRIDES, such as
+# measure.budget_s=300, go to every sweep.
 #
-# What scalers prints is of the libraries' own code where pip install -e '.[scalers]' has brought them.
+# Not made anew: docs/power/correct.csv, whose thousands of runs take a day (tests/power.py correct),
+# docs/power/command.csv (scripts/networks_table.py), docs/real_bugs (tests/power.py real), docs/peers (scripts/peers.py),
+# docs/watch (scripts/watch_cost.py, tests/watch/judge.py) and docs/clusters (scripts/many_races.py).
+#
+# For scalers, install the libraries first: pip install -e '.[scalers]'. Else it prints what this project's classes do.
 #
 # Environment: DOCS, the folder to write into (docs); PYTHON, the interpreter (python).
 set -euo pipefail

@@ -2,11 +2,13 @@
 
     python scripts/docs_numbers.py [--check]
 
-A place for numbers is ``<!-- numbers: NAME FILE -->``, lines that are written by this program, ``<!-- end -->``. NAME
-is one of ``NUMBERS``, and FILE the file or folder that it is made from, seen from docs/. The checks need none. With
-``--check`` nothing is written, and the exit code is 1 if a page does not show what its files say, or if a number that
-looks measured stands outside of its places: a percentage, a time, a size in bytes, or "N of M". A limit or a setting is
-said in words, as a fraction or as code, so that a number with a unit is always one that a file holds.
+A place for numbers begins with ``<!-- numbers: NAME FILE -->`` and ends with ``<!-- end -->``. This program writes the
+lines between. NAME is one of ``NUMBERS``, and FILE is the file or folder that it is made from, seen from docs/. The
+checks need no FILE.
+
+With ``--check`` nothing is written. The exit code is 1 if a page does not show what its files say, or if a number that
+looks measured stands elsewhere: a percentage, a time, a size in bytes, or "N of M". So say a limit or a setting in
+words, as a fraction or as code. Then a number with a unit is always one that a file holds.
 """
 
 import argparse

@@ -1,13 +1,13 @@
 """Breaks runs in random ways, and looks after each fault whether anything was lost:
 
 python scripts/faults.py                      # 1,000 faults, about an hour
-python scripts/faults.py --faults 25          # so many as one of the slow tests
+python scripts/faults.py --faults 25          # as many as a slow test takes
 python scripts/faults.py --only 17 --seed 3   # one of them again
 
 Runs are killed at random moments, their disks are full from a random moment on, their streams are closed, their records
-and checkpoints are damaged (``faults_kinds.py``). After each fault no finished record has changed, whatever was written
-is whole, no process is left, and the resumed run has the numbers of an unbroken one, bit for bit. ``sweep_kills.py``
-does it with all processes of a sweep, ``wrong_inputs.py`` tries what users get wrong.
+and checkpoints are damaged (``faults_kinds.py``). After each fault no finished record may have changed, all that was
+written must be whole, and no process may be left. The resumed run must have the numbers of an unbroken one, bit for
+bit. ``sweep_kills.py`` does this with all processes of a sweep. ``wrong_inputs.py`` tries what users get wrong.
 """
 
 import argparse

@@ -3,8 +3,8 @@
 python scripts/many_races.py SWEEP [--races 10 30 100 1000] [--write docs/clusters/growth.txt]
 
 SWEEP is the folder of a sweep; the race of its first run is copied. Nothing is computed in between: the report reads
-records, prints its table and writes its page. Its CPU time is that of one process, and little depends on what else
-the machine does. The last row is the straight line through the last two others, at 10,000 races.
+records, prints its table and writes its page. Its CPU time is one process's, and hardly depends on what else the
+machine does. The last row is the straight line through the last two others, at 10,000 races.
 """
 
 import argparse

@@ -1,18 +1,17 @@
 """Runs the command on networks of torchvision, timm and transformers, and keeps a row for each.
 
-    python scripts/networks_table.py                    those of which there is no row yet, about a minute each
+    python scripts/networks_table.py                    those without a row, about a minute each
     python scripts/networks_table.py mnasnet1_0 ...     these again
     python scripts/networks_table.py --draw             the draw, name by name
 
-The names of a library are sorted by the sha256 of a fixed word and the name. A name is taken if its network can be
-made small (``drawn_networks.py``), takes a finite step of plain PyTorch, and stands in a file of which there is none
-yet. The draw asks nothing of mpcompare. ``TAKEN`` is what it found with torchvision 0.29, timm 1.0.31 and transformers
-5.24.
+The names of a library are sorted by the sha256 of a fixed word and the name. A name is taken if its network can be made
+small (``drawn_networks.py``) and takes a finite step of plain PyTorch. From each file of a library only one is taken.
+The draw asks nothing of mpcompare. ``TAKEN`` is what it found with torchvision 0.29, timm 1.0.31 and transformers 5.24.
 
 Each network is trained by one command, ``python -m mpcompare -m backend=amp,master_weights,fp32 precision=auto,fp16``.
-A row of ``docs/power/command.csv`` has, of each precision, the verdict on each backend, or the line with which its run
-ended, and the check that came nearest to its limit, as a share of it, without checks that bound every rounding of an
-element (``Check.tight``), to which right values come.
+A row of ``docs/power/command.csv`` has, for each precision, the verdict on each backend, or the line with which its run
+ended. It also has the check that came nearest to its limit, as a share of it. Checks that bound every rounding of an
+element (``Check.tight``) are left out, because right values reach their limits.
 """
 
 import argparse

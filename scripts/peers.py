@@ -3,8 +3,8 @@
     python scripts/peers.py [fabric keras ...]    verdicts on two small tasks, with momentum and with AdamW
     python scripts/peers.py --time [fabric ...]   times and memory, into the rows with AdamW of the same table
 
-The verdicts may be made while other programs run. The times come from a sweep for each precision, beside amp, on a
-larger MLP with AdamW, which all peers have: run it on a quiet machine. New verdicts leave the times empty.
+The verdicts may be made while other programs run. The times come from a sweep with amp for each precision, on a larger
+MLP with AdamW, which all peers have. Run it on a quiet machine. New verdicts leave the times empty.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """The tables of docs/real_bugs.md, from the files of ``tests/power.py real`` in docs/real_bugs/.
 
-A draw is kept as ``DRAW.csv``, by the verdict as it was frozen before it. ``DRAW_mended.csv`` has the same entrants by
-the verdict that was mended since. ``reasons.csv`` says in words, by the table and the id of a bug, why it is missed or
-has another name there, and in a mended table what finds it.
+``DRAW.csv`` has the bugs of a draw, as the verdict judged them that was frozen before the draw. ``DRAW_mended.csv`` has
+the same bugs, as the mended verdict judges them. ``reasons.csv`` says in words why a bug is missed or has another name
+in a table, and in a mended table what finds it. Its rows have the table and the id of the bug.
 """
 
 from functools import cache

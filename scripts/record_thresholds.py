@@ -4,8 +4,8 @@
 
 The threshold of a step is the largest power of two by which its loss can be multiplied so that all gradients are
 finite. Each step finds it by computing the gradients at several scales, and takes the update with those at the
-threshold. So no step is skipped, and the thresholds are those of a training whose loss scale is always as large as can
-be: after a skipped step, a scaler's own training goes on from other weights.
+threshold. So no step is skipped, and the loss scale is always as large as can be. In a training of its own, a scaler
+that skips a step goes on from other weights.
 """
 
 import argparse

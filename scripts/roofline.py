@@ -1,10 +1,10 @@
-"""Draws a roofline: the time of each operator and each phase of a step beside two measured ceilings of the device.
+"""Draws a roofline: the time of each operator and each phase of a step, and two measured ceilings of the device.
 
     python scripts/roofline.py --csv roofline.csv --png roofline.png [--device auto] [--precision auto]
                                [--backends fused scratch amp] [--batch 8192] [--hidden 8192] [--data auto]
 
 A point is work over time: flops and bytes are counted from shapes (scripts/work.py), and the time is measured.
-An operator below the roof has moved more bytes than it must, or has waited; one above the slope has found its data in a
+An operator below the roof has moved more bytes than it must, or has waited. One above the slope has found its data in a
 cache. The ceilings are a large matrix product by torch and a copy within the device's memory, both of random data.
 `fused` is timed phase by phase, and also as one graph, as it runs on a GPU by default.
 """

@@ -3,10 +3,11 @@
 python scripts/sweep_kills.py                      # 20 sweeps, a quarter of an hour
 python scripts/sweep_kills.py --kills 2 --seed 7   # a tenth, other moments
 
-Each moment lies between the first file of a sweep and its end. All processes die there, or the launcher, or an entrant,
-or the server of which entrants are forks; one of three resumed sweeps is killed again. In the end a sweep that nobody
-killed must be there in full: each step and each evaluation bit for bit, all that the examination found, each verdict,
-and times of one race. No process may be left. A kill that costs anything ends the program with an AssertionError.
+Each moment lies between the first file of a sweep and its end. What dies is all processes, or the launcher, or an
+entrant, or the server of which entrants are forks. One of three resumed sweeps is killed again. In the end all must be
+there as in a sweep that nobody killed: each step and each evaluation bit for bit, all that the examination found, each
+verdict, and times of one race. No process may be left. A kill that costs anything ends the program with an
+AssertionError.
 """
 
 import argparse

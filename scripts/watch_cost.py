@@ -2,8 +2,9 @@
 
     python scripts/watch_cost.py                     # pairs of a plain and a watched process, in turns
 
-Prints the time of a step and the peak of the memory that is not backed by a file, plain and watched, their ratios, and
-the time of what is compared when the block ends; adds them to a table with ``--csv``. It needs transformers.
+It prints the time of a step and the peak of the memory that is not backed by a file, plain and watched, and their
+ratios. It also prints the time of the comparison when the block ends. ``--csv`` adds all to a table. It needs
+transformers.
 """
 
 import argparse

@@ -1,12 +1,13 @@
-"""Watches right loops drawn at random, each of which must have no defect and not a bit changed.
+"""Watches right loops drawn at random. None may have a defect, and the watch may change no bit of it.
 
-One of ten in bf16 keeps all of its network in bf16: its weights hardly train. That is said, and nothing else may be.
+One of ten loops in bf16 keeps its whole network in bf16, so its weights hardly train. The watch must say that, and
+nothing else.
 
     python scripts/watch_right_loops.py 300          # from seed 0 on
     python scripts/watch_right_loops.py 20 --first 100
 
-Prints a line for each loop that has a defect, is not examined or is changed, and the counts at the end; exits with 1
-where a loop has a defect or is changed.
+It prints a line for each loop that has a defect, is not examined or is changed, and the counts at the end. The exit
+code is 1 if a loop has a defect or is changed.
 """
 
 import argparse

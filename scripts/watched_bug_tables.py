@@ -1,7 +1,7 @@
 """The tables of real bugs in loops that a watch has seen, for docs/watched_bugs.md.
 
-A draw has a table that was made blind, and a later one of the mended watch. Of that the page shows the rows that have
-changed since.
+A draw has a table that was made blind, and a later one of the mended watch. The page shows only those rows of the later
+one that have changed.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """The least work of a step: arithmetic and memory traffic of each operation and phase, from shapes alone.
 
 Each input counts as read once and each output as written once, whatever a cache could save or an implementation
-repeats. So these counts over a measured time are an achieved rate, and the larger of flops / (flop/s) and
-bytes / (byte/s) is a floor of the time.
+repeats. So these counts over a measured time are an achieved rate. The larger of flops / (flop/s) and bytes / (byte/s)
+is the least time.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Tries wrong inputs on the command line, and looks whether each is one line, exit code 2, and nothing half-written.
+"""Tries wrong inputs on the command line. Each must end with one line and exit code 2, and leave nothing half-written.
 
 python scripts/wrong_inputs.py               # all of them, some minutes
 python scripts/wrong_inputs.py --every 10    # a tenth, as CI does

@@ -126,10 +126,9 @@ def subject_of(network: Network, precision: str, make: Callable[..., Any]) -> Su
 
 def layers_of(subject: Subject, name: str) -> Examined:
     """Returns the step of a subject, as far as the forced replay and the observed dtypes tell."""
-    batch = next(subject.batches())
-    found = layers_at_the_start(subject, batch)
+    found = layers_at_the_start(subject)
     assert found is not None
-    x, y = batch[0]
+    x, y = subject.first_batch[0]
     backend: Any = subject.make_backend(subject.model, subject.scaling)
     dtypes = backend.module_dtypes(x, y)
     order = list(dict.fromkeys(at.partition(" ")[2] for at in found.places))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mpcompare.contract import Batches, State
+from mpcompare.contract import State
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, draws
 from mpcompare.tasks.task import buffers_of, params_of, sharing_parameters
@@ -18,16 +18,16 @@ from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.again import Again
 
 
-def again(subject: Subject, backend: Any, batch: Batches) -> Again:
+def again(subject: Subject, backend: Any) -> Again:
     """Takes the first step twice, and returns how far its gradients are apart where their bits differ.
 
     Args:
         backend: one that nobody needs any more; it loads the initial weights.
     """
     state = starts_anew(backend, params_of(subject.examined), buffers_of(subject.examined))
-    network, x = sharing_parameters(subject.examined), batch[0][0]
+    network, x = sharing_parameters(subject.examined), subject.first_batch[0][0]
     other = EXAMINED if draws(lambda: network(x), x.device) else EXAMINED + 1
-    first, second = (_gradients(backend, state, subject, batch, number) for number in (EXAMINED, other))
+    first, second = (_gradients(backend, state, subject, number) for number in (EXAMINED, other))
     apart = {
         name: numerics.distance({"": g}, {"": second[name]}) / max(numerics.finite_norm({"": g}), 1e-300)
         for name, g in first.items()
@@ -36,10 +36,10 @@ def again(subject: Subject, backend: Any, batch: Batches) -> Again:
     return Again(list(first), apart)
 
 
-def _gradients(backend: Any, state: State, subject: Subject, batch: Batches, number: int) -> Stored:
+def _gradients(backend: Any, state: State, subject: Subject, number: int) -> Stored:
     """Returns copies of the loss and the gradients of a step; the step is finished."""
     backend.load_state_dict(state)
-    walk = begun(backend, batch, float(subject.task.new_rates().now), number)
+    walk = begun(backend, subject.first_batch, float(subject.task.new_rates().now), number)
     found = {"loss": walk.loss, **backend.grads()}
     copies = Stored({name: g for name, g in found.items() if isinstance(g, Tensor)})
     walk.finish()

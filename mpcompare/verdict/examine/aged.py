@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from mpcompare.contract import Batches, State
+from mpcompare.contract import State
 from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.drive import Driver
-from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.aged import Aged
 from mpcompare.verdict.judge.counts import Count
@@ -53,14 +52,14 @@ def age_of(young: Driver) -> Age | None:
     return Age(young.subject.shared.aside(optimizer), loss_scale)
 
 
-def aged(subject: Subject, age: Age, batch: Batches, exact: Exact) -> Aged:
-    """Takes a step of ``batch`` at the initial weights, so that its gradients are compared with the same oracle."""
-    driver, optimizer = Driver(subject, subject.scaling, batch, exact), age.optimizer()
+def aged(subject: Subject, age: Age) -> Aged:
+    """Takes a step of the first batch at the initial weights: its gradients are compared with the same oracle."""
+    driver, optimizer = Driver(subject, subject.scaling), age.optimizer()
     state: State = driver.backend.state_dict()
     driver.load({**state, "optimizer": optimizer, "loss_scale": {**state["loss_scale"], **age.loss_scale}})
     counted = set(optimizer.get("step", {}))
     del state, optimizer
-    driver.take(batch)
+    driver.take(subject.first_batch)
 
     def should_count(name: str) -> int:
         """It begins at 0 where the state that was loaded had no count, and goes on with each gradient."""

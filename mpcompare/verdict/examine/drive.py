@@ -48,17 +48,13 @@ class Driver:
         found: what was written down.
     """
 
-    def __init__(
-        self, subject: Subject, scaling: LossScale, start: Batches, exact: Exact, with_oracle: bool = False
-    ) -> None:
+    def __init__(self, subject: Subject, scaling: LossScale, with_oracle: bool = False) -> None:
         """
         Args:
             scaling: the loss scale of the backend.
-            start: the batch of its first step.
-            exact: the oracle's step on it.
             with_oracle: whether gradients and buffers are compared with the oracle's, and not with a new backend's.
         """
-        self.subject, self.start, self.exact, self.with_oracle = subject, start, exact, with_oracle
+        self.subject, self.with_oracle = subject, with_oracle
         self.backend = subject.make_backend(subject.examined, scaling)
         self.rule = UpdateRule(subject.task, subject.precision, promises_of(self.backend))
         self.policy, self.rates = ExpectedScale(scaling, self.rule.promises), subject.task.new_rates()
@@ -81,7 +77,7 @@ class Driver:
     def through(self, follow: Sequence[Batches]) -> "Driver":
         """Takes the first batch until its gradients are finite, then the batches ``follow``."""
         for _ in range(RETRIES if isinstance(self.policy.asked, DynamicLossScale) else 1):
-            if self.take(self.start):
+            if self.take(self.subject.first_batch):
                 break
         for batch in follow:
             self.take(batch)
@@ -93,7 +89,7 @@ class Driver:
         found, taken = self.found, self._step(batch)
         finite = self._finite_gradients(taken)
         kept = replace(taken, after={})  # the backend's own would outlive it
-        if self.exact.buffers and not found.steps and taken.draws_alike:  # its forward is that of the oracle
+        if self.subject.exact.buffers and not found.steps and taken.draws_alike:  # its forward is that of the oracle
             self.first_buffers = kept, Stored(self.backend.buffers())
         found.steps.append(taken.step(finite, *self.policy.step(finite)))
         if not self.updates and taken.skipped and self.loaded is None:
@@ -130,7 +126,7 @@ class Driver:
         before, scale = Stored(backend.master_params()), float(backend.loss_scale())
         buffers = Stored(backend.buffers())
         walk = Walk(backend, batch, lr)
-        draws_alike = forward_as_the_oracle(self.exact, walk)
+        draws_alike = forward_as_the_oracle(self.subject.exact, walk)
         walk.through("unscale")
         loss, grads = float(walk.loss), Stored(backend.grads())
         several = task.accumulate > 1 and not walk.in_one_piece
@@ -172,15 +168,15 @@ class Driver:
 
     def _of_oracle(self) -> tuple[Gradients | None, Errors]:
         """Returns the first finite step, and the buffers after the first step, compared with the oracle's."""
-        buffers = self._buffers(self.exact.buffers)
+        buffers = self._buffers(self.subject.exact.buffers)
         if self.first_finite is None:
             return None, buffers
         taken, _ = self.first_finite
         grads = taken.grads if taken.draws_alike else {}  # those of other masks are no errors
         if taken.in_one_piece and (factor := own_factor(taken.norm, self.rule.task)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
-        found = self._compared(taken, grads, self.exact)
-        shown = effective_precision(self.subject, self.start, grads, found.gradients) if grads else None
+        found = self._compared(taken, grads, self.subject.exact)
+        shown = effective_precision(self.subject, grads, found.gradients) if grads else None
         return replace(found, effective_precision=shown), buffers
 
     def _of_new_backend(self) -> tuple[Gradients | None, Errors]:
@@ -196,13 +192,13 @@ class Driver:
             taken, _ = self.first_buffers
             if again is None or self.first_finite is None or self.first_finite[0] is not taken:
                 scale = self.first_finite[0].scale if self.first_finite else taken.scale
-                again = self._again(replace(taken, scale=scale), self.start)
+                again = self._again(replace(taken, scale=scale), self.subject.first_batch)
             buffers = self._buffers(again.buffers)
         return finite, buffers
 
     def _compared(self, taken: Seen, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
         scale = promised_scaling(self.subject.scaling, self.rule.promises).scale
-        return replace(compared(taken.loss, grads, exact), subnormal=self.exact.subnormal(scale))
+        return replace(compared(taken.loss, grads, exact), subnormal=self.subject.exact.subnormal(scale))
 
     def _again(self, taken: Seen, batch: Batches) -> Exact:
         """Returns a step as a new backend takes it."""

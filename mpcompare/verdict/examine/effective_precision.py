@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mpcompare.contract import Batches
 from mpcompare.dtypes import torch_dtype
 from mpcompare.precision import PRECISIONS, Precision
 from mpcompare.verdict.examine.errors import gradient_errors
@@ -16,7 +15,7 @@ from mpcompare.verdict.judge.errors import Errors, relative_error
 TRIED = ("fp32", "fp16", "bf16")
 
 
-def effective_precision(subject: Subject, batch: Batches, grads: Mapping[str, Tensor], errors: Errors) -> str:
+def effective_precision(subject: Subject, grads: Mapping[str, Tensor], errors: Errors) -> str:
     """Returns the precision asked for, unless another one's oracle is far closer, and every tensor is closer to it or
     within one rounding of it: below a unit next to 0 that turned on or off any may be.
 
@@ -29,7 +28,7 @@ def effective_precision(subject: Subject, batch: Batches, grads: Mapping[str, Te
         return asked.name  # others need not be tried
 
     def errors_beside(other: Precision, dtype: torch.dtype) -> Errors:
-        return gradient_errors(grads, oracle(subject, batch, other, dtype).grads)
+        return gradient_errors(grads, oracle(subject.exact_values, other, dtype).grads)
 
     def fits(other: Precision, there: Errors) -> bool:
         u = other.unit_roundoff

@@ -36,19 +36,19 @@ class ExactValues:
     process (``clean``), else here. ``lent`` has the fingerprint of the network as it was before any backend was made,
     or nothing."""
 
+    problem: Problem
     shared: Shared
     clean: CleanProcess | None
     lent: Lent
     _is_made: bool = False
 
-    def once(self, name: str, problem: Problem, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns ``function(problem, *arguments)``, which is what ``shared.once`` can share, under a name; the problem
-        is the same in every call."""
+    def once(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns ``function(problem, *arguments)``, which is what ``shared.once`` can share, under a name."""
         if self.clean is not None:
             clean = self.clean
 
             def write(file: Path) -> None:
-                self._make(clean, problem.batch)
+                self._make(clean)
                 clean.save(file, function, arguments)
 
             try:
@@ -56,14 +56,14 @@ class ExactValues:
             except (CleanProcessError, OSError) as error:
                 log.warning(f"{name} and the like are computed in the process of the backend ({error})")
                 self.clean = None
-        return self.shared.once(name, lambda: function(problem, *arguments))
+        return self.shared.once(name, lambda: function(self.problem, *arguments))
 
-    def _make(self, clean: CleanProcess, batch: Batches) -> None:
+    def _make(self, clean: CleanProcess) -> None:
         """Makes the problem there. Raises CleanProcessError where it is another one: nobody else shall have values of
         ours then."""
         if self._is_made:
             return
-        network = clean.make([(x.detach().cpu().clone(), y.detach().cpu().clone()) for x, y in batch])
+        network = clean.make([(x.detach().cpu().clone(), y.detach().cpu().clone()) for x, y in self.problem.batch])
         if self.lent.get("network", network) != network:
             self.shared = ALONE
             raise CleanProcessError("the network has other initial weights there")

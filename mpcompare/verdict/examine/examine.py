@@ -6,19 +6,18 @@ numbers mean. All passes speak of the same things:
 subject     what is examined: a maker of backends, the network and the task
 stepper     the backend that training left, with its next learning rate
 trained     the network with the weights and buffers that training left
-batches     the first four of training; ``batch`` is the first, and of a pass after training the one that follows
+batch       the one that follows those of training
 rows        those of ``steps.csv``, a training step each
-exact       the oracle's step on the first batch
 attempts    takes the passes, each of which may stop with an error; has what they found
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from mpcompare.contract import Batches, Stepper, promises_of
+from mpcompare.contract import Stepper, promises_of
 from mpcompare.precision import Precision
 from mpcompare.race.orders import Progress
 from mpcompare.tasks.task import buffers_of, with_values
@@ -37,7 +36,6 @@ from mpcompare.verdict.examine.loss_scale import StepRows, first_wrong_scale, pr
 from mpcompare.verdict.examine.masks import masks_of
 from mpcompare.verdict.examine.midway import midway
 from mpcompare.verdict.examine.noise import noise_runs
-from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.overflow import infinite_input, overflow
 from mpcompare.verdict.examine.padding import padding
 from mpcompare.verdict.examine.resume import resume
@@ -66,27 +64,25 @@ def examine(
     """
     attempts, promises = Attempts(), promises_of(stepper.backend)
     yield Progress(0, 1, "gradients of the first step")
-    batches = list(islice(subject.batches(), 4))
-    exact, x = oracle(subject, batches[0], subject.precision), batches[0][0][0]
+    exact, x = subject.exact, subject.first_batch[0][0]
     attempts.found |= {  # before a backend has tensors beside those of the oracle
         "longest_sum": longest_sum(subject.model, x, subject.task.batch_size),
         "layers": layers(subject.examined, exact.order, x[:4]),
     }
-    _at_the_start(subject, batches, exact, attempts)
+    _at_the_start(subject, attempts)
     yield Progress(0, 1, "each layer")
-    start = attempts.take("layers", lambda: layers_at_the_start(subject, batches[0]), None)
-    sharp = attempts.take("sharp", lambda: layers_at_sharp_weights(subject, batches[0]), None) if start else None
-    attempts.found["masks"] = masks_of(subject, batches[0], start is None or start.as_given)
-    attempts.found["rounding"] = {} if start and start.loss_is_replayed else _rounding(subject, batches[0])
+    start = attempts.take("layers", lambda: layers_at_the_start(subject), None)
+    sharp = attempts.take("sharp", lambda: layers_at_sharp_weights(subject), None) if start else None
+    attempts.found["masks"] = masks_of(subject, start is None or start.as_given)
+    attempts.found["rounding"] = {} if start and start.loss_is_replayed else _rounding(subject)
     yield Progress(0, 1, "gradients after training")
-    after = next(islice(subject.batches(), rows[-1]["step"], None))
-    _at_the_end(subject, stepper, rows, exact if noise else None, after, attempts)
+    _at_the_end(subject, stepper, rows, attempts, counts=noise > 0)
     replays = {"first": start, "sharp": sharp, "last": attempts.found.pop("replay", None)}
     if subject.scaling.scales:
         yield Progress(0, 1, "overflow")
-    attempts.find("overflow", lambda: overflow(subject, batches, exact))
+    attempts.find("overflow", lambda: overflow(subject))
     yield Progress(0, 1, "a backend that is loaded")
-    attempts.find("resume", lambda: resume(subject, batches))
+    attempts.find("resume", lambda: resume(subject))
     runs = yield from attempts.over("noise", noise_runs(subject, rows, noise), [])
     task = promised_task(subject.task, promises)
     clips, rule = (task.clip_norm, task.clip_norm_type), task.optimizer
@@ -100,61 +96,57 @@ def examine(
         noise=runs,
         replays={name: layers for name, layers in replays.items() if layers},
         promises=promises,
-        lent=written(subject, batches[0], attempts),
+        lent=written(subject, attempts),
         stopped=attempts.stopped,
         hidden=attempts.hidden.get("layers", ""),
         **attempts.found,
     )
 
 
-def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, attempts: Attempts) -> None:
+def _at_the_start(subject: Subject, attempts: Attempts) -> None:
     """Takes the passes of backends that have not trained."""
-    batch, driver = batches[0], _first(subject, batches, exact)
+    driver = _first(subject)
     age = attempts.take("aged", partial(age_of, driver), None)
     attempts.found["first"] = driver.result()
-    attempts.find("infinite", partial(infinite_input, subject, driver, batch), "infinite input")
-    attempts.find("again", partial(again, subject, driver.backend, batch))
-    attempts.find("padding", partial(padding, subject, driver.backend, batch))
+    attempts.find("infinite", partial(infinite_input, subject, driver), "infinite input")
+    attempts.find("again", partial(again, subject, driver.backend))
+    attempts.find("padding", partial(padding, subject, driver.backend))
     del driver  # its backend is freed before the next one is made
-    attempts.find("aged", lambda: age and aged(subject, age, batch, exact))
+    attempts.find("aged", lambda: age and aged(subject, age))
 
 
-def _first(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driver:
+def _first(subject: Subject) -> Driver:
     """Takes the first step, and as many more as show what else an update depends on; returns who took them.
 
     The second step shows another learning rate, and what the optimizer remembers; the third, how well: what it
     remembers of one gradient has no more digits than that. Where the first does not depend on every parameter, more
     batches may show the others.
     """
-    task = subject.task
+    task, batches = subject.task, subject.first_batches
     follow = batches[1:3] if task.optimizer.remembers else batches[1 : 1 + bool(task.schedule.length)]
-    if not uses_all(subject.examined, exact.grads):
+    if not uses_all(subject.examined, subject.exact.grads):
         follow = batches[1:4]
-    return Driver(subject, subject.scaling, batches[0], exact, with_oracle=True).through(follow)
+    return Driver(subject, subject.scaling, with_oracle=True).through(follow)
 
 
-def _at_the_end(
-    subject: Subject, stepper: Stepper, rows: StepRows, exact: Exact | None, batch: Batches, attempts: Attempts
-) -> None:
-    """Looks at what training left, and takes the step that follows. Without ``exact`` no exponents are counted."""
-    trained = stepper.backend
+def _at_the_end(subject: Subject, stepper: Stepper, rows: StepRows, attempts: Attempts, counts: bool) -> None:
+    """Looks at what training left, and takes the step that follows; ``counts`` is whether exponents are counted."""
+    trained, batch = stepper.backend, next(islice(subject.batches(), rows[-1]["step"], None))
     network = with_values(subject.model, trained.master_params(), trained.buffers())
     attempts.found["buffers"] = buffers_of_backend(buffers_of(subject.model), trained)
     attempts.found["held_out"] = subject.held_out_by(trained)
     nothing = {"last": Gradients(math.nan, math.nan, math.nan)}
     attempts.found |= attempts.take("last", lambda: last(subject, stepper, rows, network, batch, attempts), nothing)
     attempts.find("midway", lambda: midway(subject, stepper))
-    if exact is not None:
-        counted = partial(exponents_of, subject, exact, network, batch)
+    if counts:
+        counted = partial(exponents_of, subject, network, batch)
         attempts.found["exponents"] = attempts.take("exponents", counted, dict[str, Any]())
 
 
-def _rounding(subject: Subject, batch: Batches) -> RoundingErrors:
+def _rounding(subject: Subject) -> RoundingErrors:
     """Returns what one rounding of each result does to the first step; all entrants of a race share it."""
     precision = subject.precision
-    values = subject.exact_values.once(
-        f"rounding-{precision.name}", subject.problem(batch), _rounding_values, precision
-    )
+    values = subject.exact_values.once(f"rounding-{precision.name}", _rounding_values, precision)
     return {name: RoundingError(**error) for name, error in values.items()}
 
 

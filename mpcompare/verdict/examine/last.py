@@ -25,7 +25,7 @@ from mpcompare.verdict.examine.forced.step import Recorded
 from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.loss_scale import StepRows
 from mpcompare.verdict.examine.new_step import compared, gradients_of, new_step
-from mpcompare.verdict.examine.oracle import Exact, exact_step
+from mpcompare.verdict.examine.oracle import exact_step
 from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import start_of, trained_update
@@ -67,14 +67,14 @@ def last(
     return {"last": gradients, "last_buffers": of_buffers, "trained": update, "replay": layers}
 
 
-def exponents_of(subject: Subject, exact: Exact, trained: nn.Module, batch: Batches) -> dict[str, Counts]:
+def exponents_of(subject: Subject, trained: nn.Module, batch: Batches) -> dict[str, Counts]:
     """Returns the counts of the first step (``first``) and of one after training (``last``), for whose exponents fp32
     is exact enough."""
     last = exact_step(trained, subject.task.loss_fn, batch, subject.precision, count=True, dtype=torch.float32)
     return {
         "first": {
-            **exact.exponents,
-            "updates": _updates(subject.task.optimizer, params_of(subject.model), exact.grads),
+            **subject.exact.exponents,
+            "updates": _updates(subject.task.optimizer, params_of(subject.model), subject.exact.grads),
         },
         "last": {**last.exponents, "updates": _updates(subject.task.optimizer, params_of(trained), last.grads)},
     }

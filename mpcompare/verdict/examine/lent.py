@@ -1,10 +1,9 @@
 """The network, the first batch and torch, which a backend shares with the replays of its steps. A change that it makes
 there changes both alike."""
 
-from mpcompare.contract import Batches
 from mpcompare.precision import Precision
 from mpcompare.verdict.examine.attempts import Attempts
-from mpcompare.verdict.examine.exact_values import Problem, of_batch, of_network
+from mpcompare.verdict.examine.exact_values import ExactValues, Problem, of_batch, of_network
 from mpcompare.verdict.examine.numerics import sketch
 from mpcompare.verdict.examine.oracle import exact_step
 from mpcompare.verdict.examine.subject import Subject
@@ -13,24 +12,23 @@ ROWS = 4
 FAR = 2.0**-24  # an error that float64 does not make
 
 
-def written(subject: Subject, batch: Batches, attempts: Attempts) -> list[str] | None:
+def written(subject: Subject, attempts: Attempts) -> list[str] | None:
     """Returns the names of what a backend changed; None where no fingerprints were taken before it was made."""
     if not subject.lent:
         return None
-    now = {**of_network(subject.model), **of_batch(batch)}
-    patched = attempts.take("torch", lambda: patches_torch(subject, batch), False)
+    now = {**of_network(subject.model), **of_batch(subject.first_batch)}
+    patched = attempts.take("torch", lambda: patches_torch(subject.exact_values, subject.precision), False)
     return [name for name, before in subject.lent.items() if now[name] != before] + ["torch"] * patched
 
 
-def patches_torch(subject: Subject, batch: Batches) -> bool:
+def patches_torch(values: ExactValues, precision: Precision) -> bool:
     """Returns whether an exact step of a few rows has other gradients in this process than in one in which no backend
     has been, if there is such a process."""
-    if subject.exact_values.clean is None:
+    if values.clean is None:
         return False
-    problem = subject.problem(batch)
-    there = subject.exact_values.once(f"few-rows-{subject.precision.name}", problem, _few_rows, subject.precision)
-    here = _few_rows(problem, subject.precision)
-    pairs = [(a, b) for name, values in there.items() for a, b in zip(values, here[name], strict=True)]
+    there = values.once(f"few-rows-{precision.name}", _few_rows, precision)
+    here = _few_rows(values.problem, precision)
+    pairs = [(a, b) for name, sketched in there.items() for a, b in zip(sketched, here[name], strict=True)]
     return bool(sum((a - b) ** 2 for a, b in pairs) > FAR**2 * sum(a**2 for a, _ in pairs))
 
 

@@ -40,24 +40,25 @@ def forward_as_the_oracle(exact: Exact, walk: Walk) -> bool:
     return state(device) == (in_the_end if walk.in_one_piece else after_forward)
 
 
-def masks_of(subject: Subject, batch: Batches, as_given: bool) -> Masks | None:
-    """Returns whose random numbers a backend draws in the step of ``batch``; None where there are none.
+def masks_of(subject: Subject, as_given: bool) -> Masks | None:
+    """Returns whose random numbers a backend draws in the first step; None where there are none.
 
     Args:
         as_given: whether the backend calls the network with the rows as they are.
     """
-    training = training_draws_alike(subject, batch)
+    training = training_draws_alike(subject)
     if training is None:
         return None
-    return Masks(training and as_given, None if training else _samples(subject, batch))
+    return Masks(training and as_given, None if training else _samples(subject))
 
 
-def training_draws_alike(subject: Subject, batch: Batches) -> bool | None:
+def training_draws_alike(subject: Subject) -> bool | None:
     """Returns whether a new backend draws in training what the network draws that is called as it is; None where that
     draws nothing.
 
     Where a mask depends on the dtype that it is drawn for, backends of different dtypes do not have the same ones.
     """
+    batch = subject.first_batch
     x, device = batch[0][0], batch[0][0].device
     if not draws(partial(copy_of(subject.model), x[:ROWS]), device):
         return None
@@ -78,17 +79,17 @@ def _drawn_by(network: nn.Module, loss_fn: Loss, batch: Batches) -> list[str]:
     return [states[0], state(x.device)]
 
 
-def _samples(subject: Subject, batch: Batches) -> MaskSamples:
+def _samples(subject: Subject) -> MaskSamples:
     """Returns the first step of a backend with a few masks, and that of the network with many; all entrants of a race
     share the latter."""
-    exact = subject.shared.once("masks", partial(_exact_samples, subject, batch))
+    exact = subject.shared.once("masks", partial(_exact_samples, subject))
     scaling = subject.scaling.starting_at(subject.scaling.scale / 256)  # so that nothing overflows
     backend = subject.make_backend(subject.model, scaling)
     start = copy.deepcopy(backend.state_dict())
     losses, slopes = [], []
     for number in OWN:
         backend.load_state_dict(copy.deepcopy(start))
-        walk = begun(backend, batch, subject.task.optimizer.lr, number)
+        walk = begun(backend, subject.first_batch, subject.task.optimizer.lr, number)
         losses.append(float(walk.loss))
         if not walk.in_one_piece or subject.task.clip_norm is None:
             slopes.append(_slope(backend.grads(), exact["direction"]))
@@ -96,7 +97,7 @@ def _samples(subject: Subject, batch: Batches) -> MaskSamples:
     return MaskSamples(losses, exact["losses"], [s for s in slopes if math.isfinite(s)], exact["slopes"])
 
 
-def _exact_samples(subject: Subject, batch: Batches) -> dict[str, Any]:
+def _exact_samples(subject: Subject) -> dict[str, Any]:
     """Returns losses and slopes of the network's own steps, and the mean gradient of others, by which slopes are."""
     network = copy_of(subject.model)
     direction: Params = {}
@@ -105,8 +106,8 @@ def _exact_samples(subject: Subject, batch: Batches) -> dict[str, Any]:
         seed_step(number)
         before = copy.deepcopy(dict(network.named_buffers()))
         loss = 0.0
-        for x, y in batch:
-            part = subject.task.loss_fn(network(x), y) / len(batch)
+        for x, y in subject.first_batch:
+            part = subject.task.loss_fn(network(x), y) / len(subject.first_batch)
             part.backward()
             loss += part.item()
         grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}

@@ -21,8 +21,7 @@ from mpcompare.tasks.draws import EXAMINED, masks_are_shared, seed_step, state
 from mpcompare.tasks.losses import Loss, shares
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.exact_values import Mapped, Problem
-from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.examine.exact_values import ExactValues, Mapped, Problem
 from mpcompare.verdict.examine.widened import widened
 from mpcompare.verdict.findings import LOWEST, Counts
 
@@ -71,16 +70,16 @@ class Exact:
         return float(nonzero[exponent + math.log2(scale) < smallest].sum() / max(int(nonzero.sum()), 1))
 
 
-def oracle(subject: Subject, batch: Batches, precision: Precision, dtype: torch.dtype = torch.float64) -> Exact:
+def oracle(values: ExactValues, precision: Precision, dtype: torch.dtype = torch.float64) -> Exact:
     """Returns the exact step of the first batch at the initial weights; all entrants of a race share it.
 
     Args:
-        precision: the one whose operands the oracle starts from, the subject's or another.
+        precision: the one whose operands the oracle starts from, that of the backends or another.
         dtype: fp32 where a rough answer is enough.
     """
     name = f"oracle-{precision.name}-{dtype_name(dtype)}"
-    values = subject.exact_values.once(name, subject.problem(batch), _exact_values, precision, dtype)
-    return Exact(**{**values, "grads": Mapped(values["grads"])})
+    step = values.once(name, _exact_values, precision, dtype)
+    return Exact(**{**step, "grads": Mapped(step["grads"])})
 
 
 def _exact_values(problem: Problem, precision: Precision, dtype: torch.dtype) -> dict[str, Any]:

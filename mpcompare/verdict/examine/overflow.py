@@ -2,7 +2,6 @@
 ``infinite input``, which is all of it that there is without a loss scale."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -21,7 +20,7 @@ from mpcompare.verdict.findings import LOWEST
 from mpcompare.verdict.judge.drive import Drive
 
 
-def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Drive | None:
+def overflow(subject: Subject) -> Drive | None:
     """Lets steps overflow, and takes some after them; None where the loss is not scaled.
 
     A backend that computes a batch in parts has smaller sums, which overflow at a larger scale. So one that does not
@@ -29,18 +28,18 @@ def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driv
     """
     if not subject.scaling.scales:
         return None
-    follow = list(batches[1:])
-    if infinite := _infinite(subject.examined, batches[3]):
+    _, *follow = subject.first_batches
+    if infinite := _infinite(subject.examined, follow[2]):
         follow.insert(2, infinite)
-    scaling = _too_large(subject.scaling, exact.largest)
-    driver = Driver(subject, scaling, batches[0], exact).through(follow)
+    scaling = _too_large(subject.scaling, subject.exact.largest)
+    driver = Driver(subject, scaling).through(follow)
     if driver.found.steps[0].finite and subject.precision.storage == FP16:  # bf16 would overflow at no scale
-        scaling = _far_too_large(subject.examined, scaling, exact)
-        driver = Driver(subject, scaling, batches[0], exact).through(follow)
+        scaling = _far_too_large(subject.examined, scaling, subject.exact)
+        driver = Driver(subject, scaling).through(follow)
     return driver.result()
 
 
-def infinite_input(subject: Subject, driver: Driver, batch: Batches) -> Drive | None:
+def infinite_input(subject: Subject, driver: Driver) -> Drive | None:
     """Gives an infinite input to the backend of the pass ``first`` where its loss is not scaled: nothing searches the
     gradients for inf there, so the step is taken. None where the loss is scaled, no input can be infinite, or the
     optimizer makes nothing of it.
@@ -48,7 +47,7 @@ def infinite_input(subject: Subject, driver: Driver, batch: Batches) -> Drive | 
     Args:
         driver: that of the pass ``first``, which is over: the weights become NaN.
     """
-    infinite = _infinite(subject.examined, batch)
+    infinite = _infinite(subject.examined, subject.first_batch)
     if subject.scaling.scales or infinite is None or not _moves_by_nan(subject.task.optimizer):
         return None
     return driver.one_more(infinite)

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpcompare.contract import Batches
 from mpcompare.tasks.batch import each
 from mpcompare.tasks.draws import as_examined
 from mpcompare.tasks.losses import Loss
@@ -27,18 +26,18 @@ ROWS = 8  # of the first batch, from which is told what is finite in fp32
 DIVIDES = ("norm", "sqrt", "var", "std", "div", "reciprocal")  # parts of the names of operators that may divide by 0
 
 
-def padding(subject: Subject, backend: Any, batch: Batches) -> Padding | None:
+def padding(subject: Subject, backend: Any) -> Padding | None:
     """Takes such a step with the first batch up to its gradients; None of a network that divides by nothing, and of one
     whose loss is no finite number there in fp32.
 
     Args:
         backend: one that nobody needs any more; it loads these weights.
     """
-    exact = subject.exact_values.once("padding", subject.problem(batch), _exact_values)
+    exact = subject.exact_values.once("padding", _exact_values)
     if not exact:
         return None
     backend.load_state_dict(starts_anew(backend, _zeros(subject.examined), buffers_of(subject.examined)))
-    walk = begun(backend, [(_zero(x), y) for x, y in batch], float(subject.task.new_rates().now))
+    walk = begun(backend, [(_zero(x), y) for x, y in subject.first_batch], float(subject.task.new_rates().now))
     shown = backend.grads()
     finite = {name: bool(shown[name].isfinite().all()) for name in exact["finite"] if name in shown}
     return Padding(float(walk.loss), exact["loss"], finite)

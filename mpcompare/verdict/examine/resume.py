@@ -1,11 +1,11 @@
 """The pass ``resume``: a backend that loaded the state of another is compared with that other, and its next update
 with the optimizer's from that state."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mpcompare.contract import Batches, State, Stepper, Walk, promises_of
+from mpcompare.contract import State, Stepper, Walk, promises_of
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
@@ -35,7 +35,7 @@ class _Taken:
     lr: float  # the learning rate of the second
 
 
-def resume(subject: Subject, batches: Sequence[Batches]) -> Reload:
+def resume(subject: Subject) -> Reload:
     """Lets a backend take two steps, and a new one load the state between them and take the second, and returns the
     differences. The first backend is freed before the other is made.
 
@@ -45,18 +45,18 @@ def resume(subject: Subject, batches: Sequence[Batches]) -> Reload:
     scaling = subject.scaling.starting_at(subject.scaling.scale / 256)  # so that the first step does not overflow
     if isinstance(scaling, DynamicLossScale):
         scaling = replace(scaling, growth_interval=2)
-    first = _two_steps(subject, scaling, batches)
+    first, batch = _two_steps(subject, scaling), subject.first_batches[1]
     if isinstance(scaling, DynamicLossScale):
         scaling = scaling.starting_at(4 * scaling.scale)
     heap.trim()
     loaded = subject.make_backend(subject.model, scaling)
     loaded.load_state_dict(first.state())
     lost = lost_entries({**first.state(), "params": first.params}, loaded.state_dict())
-    begin, walk = start_of(loaded, first.lr, first.updates, 1), Walk(loaded, batches[1], first.lr)
+    begin, walk = start_of(loaded, first.lr, first.updates, 1), Walk(loaded, batch, first.lr)
     rule = UpdateRule(subject.task, subject.precision, promises_of(loaded))
     loss, grads = gradients_of(walk, kept=rule.task.clip_norm is not None)
     gradients = compared(loss, grads, first.step)
-    without = idle(subject.model, subject.task.loss_fn, batches[1], grads, first.params)
+    without = idle(subject.model, subject.task.loss_fn, batch, grads, first.params)
     update = trained_update(rule, walk, begin, grads, without)
     return Reload(
         step=gradients,
@@ -69,14 +69,14 @@ def resume(subject: Subject, batches: Sequence[Batches]) -> Reload:
     )
 
 
-def _two_steps(subject: Subject, scaling: LossScale, batches: Sequence[Batches]) -> _Taken:
+def _two_steps(subject: Subject, scaling: LossScale) -> _Taken:
     backend, rates = subject.make_backend(subject.model, scaling), subject.task.new_rates()
     seed_step(EXAMINED)
-    Stepper(backend, rates).step(batches[0])
+    Stepper(backend, rates).step(subject.first_batch)
     updates, lr = int(not backend.skipped), float(rates.now)
     state = subject.shared.aside(backend.state_dict())
     params = Stored(backend.master_params())
-    walk = Walk(backend, batches[1], lr)
+    walk = Walk(backend, subject.first_batches[1], lr)
     loss, grads = gradients_of(walk)
     step = Exact(loss, Stored(grads), {}, 0.0)
     walk.finish()

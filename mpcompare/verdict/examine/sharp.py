@@ -13,24 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mpcompare.contract import Batches
 from mpcompare.dtypes import rounded_to
 from mpcompare.precision import Precision
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.frozen import dtypes_of
 from mpcompare.tasks.task import Params, params_of
-from mpcompare.verdict.examine.exact_values import Problem
-from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.examine.exact_values import ExactValues, Problem
 
 SPREAD, OF_LOGITS = 3.0, 8.0  # standard deviations of the outputs of layers of products, and of the last one
 MOVED = 0.25  # biases and factors of norms, which begin at 0 and 1, are moved by so much
 RECURRENT = {"weight_hh": 1.0}  # and 2 of all other weights of layers that are no single product
 
 
-def sharp_weights(subject: Subject, batch: Batches) -> Params:
-    """Returns these weights; ``batch`` is the first one."""
-    name, precision = f"sharp-{subject.precision.name}", subject.precision
-    return subject.exact_values.once(name, subject.problem(batch), _sharp_weights, precision)
+def sharp_weights(values: ExactValues, precision: Precision) -> Params:
+    """Returns these weights."""
+    weights: Params = values.once(f"sharp-{precision.name}", _sharp_weights, precision)
+    return weights
 
 
 def _sharp_weights(problem: Problem, precision: Precision) -> Params:

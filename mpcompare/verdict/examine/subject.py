@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from functools import cached_property
+from itertools import islice
 
 from torch import nn
 
@@ -19,6 +20,7 @@ from mpcompare.tasks.groups import by_names
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.exact_values import ExactValues, Lent, Problem
 from mpcompare.verdict.examine.loss_scale import promised_scaling
+from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.judge.held_out import HeldOut
 
 
@@ -58,13 +60,25 @@ class Subject:
         return with_shared_masks(self.model)
 
     @cached_property
+    def first_batches(self) -> list[Batches]:
+        """The first batches of training, four at the most."""
+        return list(islice(self.batches(), 4))
+
+    @property
+    def first_batch(self) -> Batches:
+        """The first batch of training."""
+        return self.first_batches[0]
+
+    @cached_property
     def exact_values(self) -> ExactValues:
         """The exact values of the first batch at the initial weights, which all entrants share."""
-        return ExactValues(self.shared, self.clean, self.lent)
+        problem = Problem(self.examined, self.task.loss_fn, self.first_batch)
+        return ExactValues(problem, self.shared, self.clean, self.lent)
 
-    def problem(self, batch: Batches) -> Problem:
-        """Returns the problem of these values; ``batch`` is the first one."""
-        return Problem(self.examined, self.task.loss_fn, batch)
+    @cached_property
+    def exact(self) -> Exact:
+        """The oracle's step on the first batch."""
+        return oracle(self.exact_values, self.precision)
 
     def scaling_at_start(self, promises: Promises = NOTHING) -> LossScale:
         """Returns the loss scale before the first step of training, of a backend that promises this."""

@@ -14,25 +14,24 @@ TASK = make_task()
 BF16 = PRECISIONS["bf16"]
 
 
-def subject():
-    """Returns a subject whose clean process has computed its values already."""
+def values():
+    """Returns exact values that the clean process has computed already."""
     device = torch.device("cpu")
     problem = Problem(TASK.new_model(0, device), TASK.loss_fn, [make_batch(TASK, device)])
-    values = _few_rows(problem, BF16)
-    exact_values = SimpleNamespace(once=lambda name, *_: values, clean="another process")
-    return SimpleNamespace(problem=lambda batch: problem, exact_values=exact_values, precision=BF16)
+    few = _few_rows(problem, BF16)
+    return SimpleNamespace(once=lambda name, *_: few, clean="another process", problem=problem)
 
 
 def test_a_function_of_torch_that_was_replaced_is_found(monkeypatch):
-    shared = subject()
-    assert not patches_torch(shared, [])
+    shared = values()
+    assert not patches_torch(shared, BF16)
     linear = F.linear
     monkeypatch.setattr(F, "linear", lambda *arguments: (1 + 2**-18) * linear(*arguments))
-    assert patches_torch(shared, [])
+    assert patches_torch(shared, BF16)
 
 
 def test_a_replaced_backward_is_found(monkeypatch):
-    shared = subject()
+    shared = values()
     relu = F.relu
     monkeypatch.setattr(F, "relu", lambda x, inplace=False: relu(x) + 2**-12 * (x - x.detach()))
-    assert patches_torch(shared, [])
+    assert patches_torch(shared, BF16)

@@ -32,19 +32,20 @@ from mpcompare.verdict.judge.layers import Layers
 from mpcompare.verdict.judge.limits import K
 
 
-def layers_at_the_start(subject: Subject, batch: Batches) -> Layers | None:
+def layers_at_the_start(subject: Subject) -> Layers | None:
     """Returns the first step whose gradients are finite, layer by layer; None where there is none, or the backend does
     not show its layers.
 
     Raises:
         NotReplayedError: as :func:`layers_of`.
     """
-    return _layers(subject, subject.model, batch)
+    return _layers(subject, subject.model)
 
 
-def layers_at_sharp_weights(subject: Subject, batch: Batches) -> Layers | None:
+def layers_at_sharp_weights(subject: Subject) -> Layers | None:
     """Returns the same at weights at which nothing is nearly linear."""
-    return _layers(subject, with_values(subject.model, sharp_weights(subject, batch), {}), batch)
+    weights = sharp_weights(subject.exact_values, subject.precision)
+    return _layers(subject, with_values(subject.model, weights, {}))
 
 
 def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool) -> Layers | None:
@@ -100,8 +101,9 @@ def recorded_layers(backend: Any, batch: Batches) -> Iterator[Record]:
         yield Record()
 
 
-def _layers(subject: Subject, network: nn.Module, batch: Batches) -> Layers | None:
+def _layers(subject: Subject, network: nn.Module) -> Layers | None:
     backend: Any = subject.make_backend(network, subject.scaling)
+    batch = subject.first_batch
     if not shows_layers(backend):
         return None
     lr = float(subject.task.new_rates().now)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mpcompare.backends.amp import Amp
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.examine.forced.passes import layers_at_the_start
+from mpcompare.verdict.examine.forced.passes import layers_of_first_step
 from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import Findings, Recipe
@@ -126,7 +126,7 @@ def subject_of(network: Network, precision: str, make: Callable[..., Any]) -> Su
 
 def layers_of(subject: Subject, name: str) -> Examined:
     """Returns the step of a subject, as far as the forced replay and the observed dtypes tell."""
-    found = layers_at_the_start(subject)
+    found = layers_of_first_step(subject)
     assert found is not None
     x, y = subject.first_batch[0]
     backend: Any = subject.make_backend(subject.model, subject.scaling)

@@ -27,7 +27,7 @@ from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.drive import Driver
 from mpcompare.verdict.examine.exact_values import Problem
-from mpcompare.verdict.examine.forced.passes import layers_at_sharp_weights, layers_at_the_start
+from mpcompare.verdict.examine.forced.passes import layers_of_first_step
 from mpcompare.verdict.examine.idle import uses_all
 from mpcompare.verdict.examine.last import exponents_of, last
 from mpcompare.verdict.examine.layers import layers, longest_sum
@@ -71,8 +71,8 @@ def examine(
     }
     _at_the_start(subject, attempts)
     yield Progress(0, 1, "each layer")
-    start = attempts.take("layers", lambda: layers_at_the_start(subject), None)
-    sharp = attempts.take("sharp", lambda: layers_at_sharp_weights(subject), None) if start else None
+    start = attempts.take("layers", partial(layers_of_first_step, subject), None)
+    sharp = attempts.take("sharp", partial(layers_of_first_step, subject, sharp=True), None) if start else None
     attempts.found["masks"] = masks_of(subject, start is None or start.as_given)
     attempts.found["rounding"] = {} if start and start.loss_is_replayed else _rounding(subject)
     yield Progress(0, 1, "gradients after training")

@@ -20,11 +20,10 @@ from mpcompare.tasks.task import Params, params_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import step_errors
-from mpcompare.verdict.examine.forced.passes import layers_of, recorded_layers
-from mpcompare.verdict.examine.forced.step import Recorded
+from mpcompare.verdict.examine.forced.passes import layers_of, recorded_step
 from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.loss_scale import StepRows
-from mpcompare.verdict.examine.new_step import compared, gradients_of, new_step
+from mpcompare.verdict.examine.new_step import compared, new_step
 from mpcompare.verdict.examine.oracle import exact_step
 from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.examine.subject import Subject
@@ -43,21 +42,18 @@ def last(
     backend, lr = stepper.backend, float(stepper.rates.now)
     before = 0 if subject.start is None else subject.start.updates
     start = start_of(backend, lr, before + sum(not row["skipped"] for row in rows), rows[-1]["step"])
-    scale, walk = float(backend.loss_scale()), Walk(backend, batch, lr)
+    walk = Walk(backend, batch, lr)
     try:
         rule = UpdateRule(subject.task, subject.precision, promises_of(backend))
-        new = new_step(subject, trained, scale, batch, lr)
-        with recorded_layers(backend, batch) as record:
-            loss, grads = gradients_of(walk, kept=rule.task.clip_norm is not None)
-        gradients, buffers = compared(loss, grads, new), new.buffers
+        new = new_step(subject, trained, start.scale, batch, lr)
+        step = recorded_step(subject, trained, walk, batch, kept=rule.task.clip_norm is not None)
+        gradients, buffers = compared(step.loss, step.grads, new), new.buffers
         del new  # before the replays
-        step = Recorded(record, trained, subject.task.loss_fn, batch, loss, grads, scale, Stored(backend.buffers()))
-        replayed = partial(layers_of, subject, backend, step, walk.in_one_piece)
-        layers = attempts.take("layers after training", replayed, None)
-        record.calls.clear()  # the hooks in the graph of the loss, which the backend keeps, know the record
+        layers = attempts.take("layers after training", partial(layers_of, subject, walk, step), None)
+        step.record.calls.clear()  # the hooks in the graph of the loss, which the backend keeps, know the record
         weights = params_of(trained)
-        without = idle(trained, subject.task.loss_fn, batch, grads, weights)
-        update = trained_update(rule, walk, start, grads, without)
+        without = idle(trained, subject.task.loss_fn, batch, step.grads, weights)
+        update = trained_update(rule, walk, start, step.grads, without)
         if update and without:
             found = moved(without, weights, Stored(backend.master_params()))
             update = replace(update, drive=replace(update.drive, idle=[found]))

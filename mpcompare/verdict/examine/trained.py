@@ -64,7 +64,7 @@ def start_of(backend: Any, lr: float, updates: int, steps: int, most: int | None
 
 
 def trained_update(
-    rule: UpdateRule, walk: Walk, start: BeforeStep, grads: Params, idle: frozenset[str]
+    rule: UpdateRule, walk: Walk, start: BeforeStep, grads: Mapping[str, Tensor], idle: frozenset[str]
 ) -> TrainedUpdate | None:
     """Takes a step to its end, and returns its update compared with the optimizer's. None where there is none, because
     the step is skipped, and where it cannot be followed, because no gradients are shown or the optimizer remembers

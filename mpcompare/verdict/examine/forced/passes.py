@@ -15,7 +15,6 @@ from torch import nn
 from mpcompare.contract import Batches, Walk, called_module, promises_of, watched_products
 from mpcompare.instruments import heap
 from mpcompare.stored import Stored
-from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import sharing_parameters, with_values
 from mpcompare.verdict.examine.drive import RETRIES
 from mpcompare.verdict.examine.errors import gradient_error
@@ -24,6 +23,7 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Record, calls_of, recorded
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
 from mpcompare.verdict.examine.loss_scale import promised_task
+from mpcompare.verdict.examine.new_step import gradients_of
 from mpcompare.verdict.examine.seen import all_finite, own_factor, said_norm
 from mpcompare.verdict.examine.sharp import sharp_weights
 from mpcompare.verdict.examine.subject import Subject
@@ -32,27 +32,49 @@ from mpcompare.verdict.judge.layers import Layers
 from mpcompare.verdict.judge.limits import K
 
 
-def layers_at_the_start(subject: Subject) -> Layers | None:
+def layers_of_first_step(subject: Subject, sharp: bool = False) -> Layers | None:
     """Returns the first step whose gradients are finite, layer by layer; None where there is none, or the backend does
     not show its layers.
+
+    Args:
+        sharp: whether it begins at weights at which nothing is nearly linear, and not at the initial ones.
 
     Raises:
         NotReplayedError: as :func:`layers_of`.
     """
-    return _layers(subject, subject.model)
+    network = subject.model
+    if sharp:
+        network = with_values(network, sharp_weights(subject.exact_values, subject.precision), {})
+    backend: Any = subject.make_backend(network, subject.scaling)
+    if called_module(backend) is None and watched_products(backend) is None:
+        return None
+    lr = float(subject.task.new_rates().now)
+    for _ in range(RETRIES if subject.scaling.is_dynamic else 1):
+        before = sharing_parameters(network, backend.buffers())
+        walk = Walk(backend, subject.first_batch, lr)
+        if found := layers_of(subject, walk, recorded_step(subject, before, walk, subject.first_batch)):
+            return found
+        walk.finish()
+    return None
 
 
-def layers_at_sharp_weights(subject: Subject) -> Layers | None:
-    """Returns the same at weights at which nothing is nearly linear."""
-    weights = sharp_weights(subject.exact_values, subject.precision)
-    return _layers(subject, with_values(subject.model, weights, {}))
-
-
-def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool) -> Layers | None:
-    """Returns a recorded step, layer by layer; None where it overflows, and where the backend does not show its layers.
+def recorded_step(subject: Subject, network: nn.Module, walk: Walk, batch: Batches, kept: bool = False) -> Recorded:
+    """Takes a step as :func:`gradients_of` does, and returns it with the record of its layers.
 
     Args:
-        in_one_piece: whether its gradients are clipped.
+        network: in the state that the step begins with.
+        walk: the step of ``batch``.
+        kept: whether the gradients are needed after they are clipped.
+    """
+    backend, scale = walk.backend, float(walk.backend.loss_scale())
+    with _recorded_layers(backend, batch) as record:
+        loss, grads = gradients_of(walk, kept)
+    return Recorded(record, network, subject.task.loss_fn, batch, loss, grads, scale, Stored(backend.buffers()))
+
+
+def layers_of(subject: Subject, walk: Walk, step: Recorded) -> Layers | None:
+    """Returns a recorded step, layer by layer; None where it overflows, and where the backend does not show its layers.
+    The gradients of a ``walk`` in one piece are clipped.
 
     Raises:
         NotReplayedError: it drew random numbers that are not the network's, or its layers are called by other rules
@@ -62,8 +84,8 @@ def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool
         raise NotReplayedError(step.record.hidden)
     if not step.record.calls or not step.grads or not all_finite(step.grads):
         return None
-    task = promised_task(subject.task, promises_of(backend))
-    factor = own_factor(said_norm(backend), task) if in_one_piece else 1.0
+    task = promised_task(subject.task, promises_of(walk.backend))
+    factor = own_factor(said_norm(walk.backend), task) if walk.in_one_piece else 1.0
     if factor != 1:
         step = replace(step, grads={name: g / factor for name, g in step.grads.items()})
     heap.trim()  # a replay has tensors of other sizes
@@ -80,13 +102,8 @@ def _compared_with_kernels(step: Recorded, layers: Layers) -> Errors:
     return {name: e for name, e in errors.items() if e.residual < far[name].residual}
 
 
-def shows_layers(backend: Any) -> bool:
-    """Returns whether a step of a backend can be recorded."""
-    return called_module(backend) is not None or watched_products(backend) is not None
-
-
 @contextmanager
-def recorded_layers(backend: Any, batch: Batches) -> Iterator[Record]:
+def _recorded_layers(backend: Any, batch: Batches) -> Iterator[Record]:
     """Yields the record of a backend's step on a batch that is taken while it is entered: complete when that ends, and
     empty where the backend does not show its layers."""
     if (module := called_module(backend)) is not None:
@@ -99,23 +116,3 @@ def recorded_layers(backend: Any, batch: Batches) -> Iterator[Record]:
         record.calls.update(calls_of(products, [x for x, _ in batch]))
     else:
         yield Record()
-
-
-def _layers(subject: Subject, network: nn.Module) -> Layers | None:
-    backend: Any = subject.make_backend(network, subject.scaling)
-    batch = subject.first_batch
-    if not shows_layers(backend):
-        return None
-    lr = float(subject.task.new_rates().now)
-    for _ in range(RETRIES if subject.scaling.is_dynamic else 1):
-        before, scale = sharing_parameters(network, backend.buffers()), float(backend.loss_scale())
-        walk = Walk(backend, batch, lr)
-        seed_step(EXAMINED)
-        with recorded_layers(backend, batch) as record:
-            walk.through("unscale")
-        loss, grads = float(walk.loss), backend.grads()
-        step = Recorded(record, before, subject.task.loss_fn, batch, loss, grads, scale, Stored(backend.buffers()))
-        if found := layers_of(subject, backend, step, walk.in_one_piece):
-            return found
-        walk.finish()
-    return None

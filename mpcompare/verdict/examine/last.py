@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.contract import Batches, Stepper, Walk, promises_of
+from mpcompare.contract import Batches, Stepper, promises_of
 from mpcompare.stored import Stored
 from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.tasks.task import Params, params_of
@@ -27,7 +27,7 @@ from mpcompare.verdict.examine.new_step import compared, new_step
 from mpcompare.verdict.examine.oracle import exact_step
 from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.examine.trained import start_of, trained_update
+from mpcompare.verdict.examine.trained import KeptStep, trained_update
 from mpcompare.verdict.findings import Counts
 
 
@@ -41,11 +41,11 @@ def last(
     """
     backend, lr = stepper.backend, float(stepper.rates.now)
     before = 0 if subject.start is None else subject.start.updates
-    start = start_of(backend, lr, before + sum(not row["skipped"] for row in rows), rows[-1]["step"])
-    walk = Walk(backend, batch, lr)
+    updates = before + sum(not row["skipped"] for row in rows)
+    walk = KeptStep(backend, batch, lr, updates, rows[-1]["step"])
     try:
         rule = UpdateRule(subject.task, subject.precision, promises_of(backend))
-        new = new_step(subject, trained, start.scale, batch, lr)
+        new = new_step(subject, trained, walk.scale, batch, lr)
         step = recorded_step(subject, trained, walk, batch, kept=rule.task.clip_norm is not None)
         gradients, buffers = compared(step.loss, step.grads, new), new.buffers
         del new  # before the replays
@@ -53,7 +53,7 @@ def last(
         step.record.calls.clear()  # the hooks in the graph of the loss, which the backend keeps, know the record
         weights = params_of(trained)
         without = idle(trained, subject.task.loss_fn, batch, step.grads, weights)
-        update = trained_update(rule, walk, start, step.grads, without)
+        update = trained_update(rule, walk, step.grads, without)
         if update and without:
             found = moved(without, weights, Stored(backend.master_params()))
             update = replace(update, drive=replace(update.drive, idle=[found]))

@@ -5,17 +5,11 @@ nothing. So a step between the end of the warm-up and that of training is taken 
 its update is made of are kept.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 from mpcompare.contract import Batches, Stepper, Walk, promises_of
-from mpcompare.phases import WHOLE_STEP
 from mpcompare.tasks.schedules import Schedule
-from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.numerics import spreads
-from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite
+from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.examine.trained import BeforeStep, remembers_all, replayed, start_of
+from mpcompare.verdict.examine.trained import KeptStep, can_be_followed, replayed
 from mpcompare.verdict.judge.drive import Drive
 
 ELEMENTS = 1 << 12  # of each tensor
@@ -26,8 +20,7 @@ class Midway(Stepper):
     some elements; the step is the same, bit for bit.
 
     Attributes:
-        kept: the backend before that update, and the update, some elements of each tensor; None before it was taken,
-            and of a task without a schedule.
+        kept: the step of that update; None before it was taken, and of a task without a schedule.
     """
 
     def __init__(self, stepper: Stepper, schedule: Schedule, begun: int, last_step: int) -> None:
@@ -35,36 +28,16 @@ class Midway(Stepper):
         one."""
         super().__init__(stepper.backend, stepper.rates)
         self.taken, self.number = begun, middle(schedule, begun, last_step)
-        self.kept: tuple[BeforeStep, Seen] | None = None
+        self.kept: KeptStep | None = None
 
     def walk(self, batches: Batches) -> Walk:
         self.taken += 1
-        if self.number is None or self.kept is not None or self.taken < self.number:
+        if self.number is None or self.taken < self.number or (self.kept and self.kept.after):
             return super().walk(batches)
-        return _KeptWalk(self, batches)
-
-
-class _KeptWalk(Walk):
-    """A step that keeps the parts of its update."""
-
-    def __init__(self, stepper: Midway, batches: Batches) -> None:
-        backend, rates = stepper.backend, stepper.rates
-        lr = float(rates.now)
-        self.stepper, self.start = stepper, start_of(backend, lr, int(rates.updates), stepper.taken - 1, ELEMENTS)
-        self.grads: Params = {}
-        self.clipped: Params = {}
-        super().__init__(backend, batches, rates.now, lambda: rates.count(backend.skipped))
-
-    def __iter__(self) -> Iterator[str]:
-        for phase in super().__iter__():
-            if phase == "unscale":
-                self.grads = spreads(self.backend.grads(), ELEMENTS)
-            if phase in ("clip", WHOLE_STEP):
-                self.clipped = spreads(self.backend.grads(), ELEMENTS)
-            if phase in ("step", WHOLE_STEP) and not bool(self.backend.skipped):
-                after = spreads(self.backend.master_params(), ELEMENTS)
-                self.stepper.kept = self.start, self.start.seen(self.grads or self.clipped, self.clipped, after)
-            yield phase
+        backend, rates = self.backend, self.rates
+        count, updates = (lambda: rates.count(backend.skipped)), int(rates.updates)
+        self.kept = KeptStep(backend, batches, rates.now, updates, self.taken - 1, ELEMENTS, count)
+        return self.kept
 
 
 def middle(schedule: Schedule, begun: int, last_step: int) -> int | None:
@@ -82,13 +55,10 @@ def midway(subject: Subject, stepper: Stepper) -> Drive | None:
     Args:
         stepper: that of training.
     """
-    kept = stepper.kept if isinstance(stepper, Midway) else None
-    if kept is None:
+    step = stepper.kept if isinstance(stepper, Midway) else None
+    if step is None:
         return None
-    start, seen = kept
     rule = UpdateRule(subject.task, subject.precision, promises_of(stepper.backend))
-    if not remembers_all(rule, start) or not seen.clipped or not all_finite(seen.clipped):
-        return None
     # A gradient of 0 may be that of a parameter that has none, and stays as it is.
-    clipped = {name: g for name, g in seen.clipped.items() if bool(g.any())}
-    return replayed(rule, start, replace(seen, clipped=clipped), {})[0]
+    seen = step.seen({name for name, g in step.clipped.items() if not bool(g.any())})
+    return replayed(rule, step, seen, {})[0] if can_be_followed(rule, step, seen) else None

@@ -17,7 +17,7 @@ from mpcompare.verdict.examine.new_step import compared, gradients_of
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.examine.trained import start_of, trained_update
+from mpcompare.verdict.examine.trained import KeptStep, trained_update
 from mpcompare.verdict.judge.drive import NextScale
 from mpcompare.verdict.judge.resume import Reload
 
@@ -52,12 +52,12 @@ def resume(subject: Subject) -> Reload:
     loaded = subject.make_backend(subject.model, scaling)
     loaded.load_state_dict(first.state())
     lost = lost_entries({**first.state(), "params": first.params}, loaded.state_dict())
-    begin, walk = start_of(loaded, first.lr, first.updates, 1), Walk(loaded, batch, first.lr)
+    walk = KeptStep(loaded, batch, first.lr, first.updates, 1)
     rule = UpdateRule(subject.task, subject.precision, promises_of(loaded))
     loss, grads = gradients_of(walk, kept=rule.task.clip_norm is not None)
     gradients = compared(loss, grads, first.step)
     without = idle(subject.model, subject.task.loss_fn, batch, grads, first.params)
-    update = trained_update(rule, walk, begin, grads, without)
+    update = trained_update(rule, walk, grads, without)
     return Reload(
         step=gradients,
         next_scale=NextScale(float(loaded.loss_scale()), first.loss_scale),

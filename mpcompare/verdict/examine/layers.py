@@ -1,7 +1,7 @@
 """The layers of a network as an examination needs them: the owner of each tensor, and how long sums are."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,17 +50,12 @@ def _inputs(model: nn.Module, x: Tensor) -> dict[str, str]:
     """Returns, for each layer that is given the output of another as it is, the name of that other."""
     made: dict[int, str] = {}
     inputs: dict[str, str] = {}
-    kept = []  # an output that is gone could lend its id to another
-
-    def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:
+    for name, module, args, output in _called(model, x):
         if any(True for _ in module.children()):
-            return
+            continue
         if args and id(args[0]) in made:
             inputs[name] = made[id(args[0])]
         made[id(output)] = name
-        kept.append(output)
-
-    _call(model, x, watch)
     return inputs
 
 
@@ -69,22 +64,25 @@ def longest_sum(model: nn.Module, x: Tensor, rows: int) -> int:
     batch, all its places (pixels, tokens) in all its ``rows``."""
     few, lengths = x[:4], [rows]
     lengths += [p[0].numel() if p.dim() > 1 else len(p) for p in model.parameters() if p.dim()]
-
-    def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:
+    for _, module, _, output in _called(model, few):
         values = output[0] if isinstance(output, tuple) else output
         if isinstance(values, Tensor) and values.dim() > 1:
             channels_first = isinstance(module, (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase))
             channels = values.shape[1 if channels_first else -1]
             lengths.append(values.numel() // channels // len(few) * rows)
-
-    _call(model, few, watch)
     return max(lengths)
 
 
-def _call(model: nn.Module, x: Tensor, watch: Callable[[str, nn.Module, Any, Any], None]) -> None:
-    """Calls a copy of a network; ``watch`` is given the name of each module, the module, its arguments and output."""
-    model = sharing_parameters(model)
+def _called(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Any, Any]]:
+    """Calls a copy of a network, and returns the name, the module, the arguments and the output of each call. All of
+    them are kept: an output that is gone could lend its id to another."""
+    model, calls = sharing_parameters(model), []
+
+    def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        calls.append((name, module, args, output))
+
     for name, module in model.named_modules():
         module.register_forward_hook(partial(watch, name))
     with torch.no_grad():
         model(x)
+    return calls

@@ -39,7 +39,7 @@ def again(subject: Subject, backend: Any) -> Again:
 def _gradients(backend: Any, state: State, subject: Subject, number: int) -> Stored:
     """Returns copies of the loss and the gradients of a step; the step is finished."""
     backend.load_state_dict(state)
-    walk = begun(backend, subject.first_batch, float(subject.task.new_rates().now), number)
+    walk = begun(subject, backend, number)
     found = {"loss": walk.loss, **backend.grads()}
     copies = Stored({name: g for name, g in found.items() if isinstance(g, Tensor)})
     walk.finish()

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from mpcompare.contract import Batches, State, Walk, promises_of
+from mpcompare.contract import Batches, State, Walk
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
@@ -25,7 +25,7 @@ from mpcompare.verdict.examine.loss_scale import ExpectedScale, promised_scaling
 from mpcompare.verdict.examine.masks import forward_as_the_oracle
 from mpcompare.verdict.examine.new_step import compared, new_step
 from mpcompare.verdict.examine.oracle import Exact
-from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite, digits, early, moved, own_factor, said_norm
+from mpcompare.verdict.examine.seen import Seen, all_finite, digits, early, moved, own_factor, said_norm
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.judge.drive import Drive, Gradients, NextScale
@@ -56,7 +56,7 @@ class Driver:
         """
         self.subject, self.with_oracle = subject, with_oracle
         self.backend = subject.make_backend(subject.examined, scaling)
-        self.rule = UpdateRule(subject.task, subject.precision, promises_of(self.backend))
+        self.rule = subject.rule_of(self.backend)
         self.policy, self.rates = ExpectedScale(scaling, self.rule.promises), subject.task.new_rates()
         self.loaded: Remembered | None = None  # until the first update
         self.found = Drive()

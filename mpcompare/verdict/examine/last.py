@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.contract import Batches, Stepper, promises_of
+from mpcompare.contract import Batches, Stepper
 from mpcompare.stored import Stored
 from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.tasks.task import Params, params_of
@@ -25,7 +25,6 @@ from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.loss_scale import StepRows
 from mpcompare.verdict.examine.new_step import compared, new_step
 from mpcompare.verdict.examine.oracle import exact_step
-from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import KeptStep, trained_update
 from mpcompare.verdict.findings import Counts
@@ -44,7 +43,7 @@ def last(
     updates = before + sum(not row["skipped"] for row in rows)
     walk = KeptStep(backend, batch, lr, updates, rows[-1]["step"])
     try:
-        rule = UpdateRule(subject.task, subject.precision, promises_of(backend))
+        rule = subject.rule_of(backend)
         new = new_step(subject, trained, walk.scale, batch, lr)
         step = recorded_step(subject, trained, walk, batch, kept=rule.task.clip_norm is not None)
         gradients, buffers = compared(step.loss, step.grads, new), new.buffers

@@ -41,31 +41,23 @@ def forward_as_the_oracle(exact: Exact, walk: Walk) -> bool:
 
 
 def masks_of(subject: Subject, as_given: bool) -> Masks | None:
-    """Returns whose random numbers a backend draws in the first step; None where there are none.
+    """Returns whether a new backend draws in training what the network draws that is called as it is, and else samples
+    of its steps; None where the network draws nothing.
+
+    Where a mask depends on the dtype that it is drawn for, backends of different dtypes do not have the same ones.
 
     Args:
         as_given: whether the backend calls the network with the rows as they are.
-    """
-    training = training_draws_alike(subject)
-    if training is None:
-        return None
-    return Masks(training and as_given, None if training else _samples(subject))
-
-
-def training_draws_alike(subject: Subject) -> bool | None:
-    """Returns whether a new backend draws in training what the network draws that is called as it is; None where that
-    draws nothing.
-
-    Where a mask depends on the dtype that it is drawn for, backends of different dtypes do not have the same ones.
     """
     batch = subject.first_batch
     x, device = batch[0][0], batch[0][0].device
     if not draws(partial(copy_of(subject.model), x[:ROWS]), device):
         return None
     drawn = _drawn_by(copy_of(subject.model), subject.task.loss_fn, batch)
-    backend = subject.make_backend(subject.model, subject.scaling)
-    walk = begun(backend, batch, subject.task.optimizer.lr, through="forward")
-    return state(device) == drawn[walk.in_one_piece] and not masks_depend_on_dtype(device)
+    walk = begun(subject, subject.make_backend(subject.model, subject.scaling), through="forward")
+    training = state(device) == drawn[walk.in_one_piece] and not masks_depend_on_dtype(device)
+    del walk  # its backend is freed before the next one is made
+    return Masks(training and as_given, None if training else _samples(subject))
 
 
 def _drawn_by(network: nn.Module, loss_fn: Loss, batch: Batches) -> list[str]:
@@ -89,7 +81,7 @@ def _samples(subject: Subject) -> MaskSamples:
     losses, slopes = [], []
     for number in OWN:
         backend.load_state_dict(copy.deepcopy(start))
-        walk = begun(backend, subject.first_batch, subject.task.optimizer.lr, number)
+        walk = begun(subject, backend, number)
         losses.append(float(walk.loss))
         if not walk.in_one_piece or subject.task.clip_norm is None:
             slopes.append(_slope(backend.grads(), exact["direction"]))

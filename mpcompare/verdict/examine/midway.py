@@ -5,9 +5,8 @@ nothing. So a step between the end of the warm-up and that of training is taken 
 its update is made of are kept.
 """
 
-from mpcompare.contract import Batches, Stepper, Walk, promises_of
+from mpcompare.contract import Batches, Stepper, Walk
 from mpcompare.tasks.schedules import Schedule
-from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import KeptStep, can_be_followed, replayed
 from mpcompare.verdict.judge.drive import Drive
@@ -58,7 +57,7 @@ def midway(subject: Subject, stepper: Stepper) -> Drive | None:
     step = stepper.kept if isinstance(stepper, Midway) else None
     if step is None:
         return None
-    rule = UpdateRule(subject.task, subject.precision, promises_of(stepper.backend))
+    rule = subject.rule_of(stepper.backend)
     # A gradient of 0 may be that of a parameter that has none, and stays as it is.
     seen = step.seen({name for name, g in step.clipped.items() if not bool(g.any())})
     return replayed(rule, step, seen, {})[0] if can_be_followed(rule, step, seen) else None

@@ -47,10 +47,12 @@ def starts_anew(backend: Any, params: Params, buffers: Params) -> State:
     return cast(State, {**own, **given})
 
 
-def begun(backend: Any, batch: Batches, lr: float, number: int = EXAMINED, through: str = "unscale") -> Walk:
-    """Begins a step with the random numbers of the training step ``number``, and takes it through a phase; returns what
-    takes the rest."""
-    walk = Walk(backend, batch, lr)
+def begun(
+    subject: Subject, backend: Any, number: int = EXAMINED, through: str = "unscale", batch: Batches | None = None
+) -> Walk:
+    """Begins the first step with the random numbers of the training step ``number``, and takes it through a phase;
+    returns what takes the rest. Its ``batch`` may be another one than the first."""
+    walk = Walk(backend, batch or subject.first_batch, subject.first_lr)
     seed_step(number)
     walk.through(through)
     return walk

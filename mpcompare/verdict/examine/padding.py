@@ -37,7 +37,7 @@ def padding(subject: Subject, backend: Any) -> Padding | None:
     if not exact:
         return None
     backend.load_state_dict(starts_anew(backend, _zeros(subject.examined), buffers_of(subject.examined)))
-    walk = begun(backend, [(_zero(x), y) for x, y in subject.first_batch], float(subject.task.new_rates().now))
+    walk = begun(subject, backend, batch=[(_zero(x), y) for x, y in subject.first_batch])
     shown = backend.grads()
     finite = {name: bool(shown[name].isfinite().all()) for name in exact["finite"] if name in shown}
     return Padding(float(walk.loss), exact["loss"], finite)

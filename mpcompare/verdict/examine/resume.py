@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mpcompare.contract import State, Stepper, Walk, promises_of
+from mpcompare.contract import State, Stepper, Walk
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
@@ -15,7 +15,6 @@ from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.new_step import compared, gradients_of
 from mpcompare.verdict.examine.oracle import Exact
-from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import KeptStep, trained_update
 from mpcompare.verdict.judge.drive import NextScale
@@ -53,7 +52,7 @@ def resume(subject: Subject) -> Reload:
     loaded.load_state_dict(first.state())
     lost = lost_entries({**first.state(), "params": first.params}, loaded.state_dict())
     walk = KeptStep(loaded, batch, first.lr, first.updates, 1)
-    rule = UpdateRule(subject.task, subject.precision, promises_of(loaded))
+    rule = subject.rule_of(loaded)
     loss, grads = gradients_of(walk, kept=rule.task.clip_norm is not None)
     gradients = compared(loss, grads, first.step)
     without = idle(subject.model, subject.task.loss_fn, batch, grads, first.params)

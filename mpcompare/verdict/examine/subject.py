@@ -10,7 +10,7 @@ from torch import nn
 
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.clean_process import CleanProcess
-from mpcompare.contract import Backend, Batches
+from mpcompare.contract import Backend, Batches, promises_of
 from mpcompare.loss_scale import LossScale, load_state
 from mpcompare.precision import Precision
 from mpcompare.promises import NOTHING, Promises
@@ -21,6 +21,7 @@ from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.exact_values import ExactValues, Lent, Problem
 from mpcompare.verdict.examine.loss_scale import promised_scaling
 from mpcompare.verdict.examine.oracle import Exact, oracle
+from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.judge.held_out import HeldOut
 
 
@@ -79,6 +80,15 @@ class Subject:
     def exact(self) -> Exact:
         """The oracle's step on the first batch."""
         return oracle(self.exact_values, self.precision)
+
+    @property
+    def first_lr(self) -> float:
+        """The learning rate of the first step."""
+        return float(self.task.new_rates().now)
+
+    def rule_of(self, backend: Backend) -> UpdateRule:
+        """Returns the updates that a backend promises to make."""
+        return UpdateRule(self.task, self.precision, promises_of(backend))
 
     def scaling_at_start(self, promises: Promises = NOTHING) -> LossScale:
         """Returns the loss scale before the first step of training, of a backend that promises this."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from mpcompare.contract import Batches, Walk, called_module, promises_of, watched_products
+from mpcompare.contract import Batches, Walk, called_module, watched_products
 from mpcompare.instruments import heap
 from mpcompare.stored import Stored
 from mpcompare.tasks.task import sharing_parameters, with_values
@@ -22,7 +22,6 @@ from mpcompare.verdict.examine.forced.kernels import gradients_of_norms
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Record, calls_of, recorded
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
-from mpcompare.verdict.examine.loss_scale import promised_task
 from mpcompare.verdict.examine.new_step import gradients_of
 from mpcompare.verdict.examine.seen import all_finite, own_factor, said_norm
 from mpcompare.verdict.examine.sharp import sharp_weights
@@ -48,10 +47,9 @@ def layers_of_first_step(subject: Subject, sharp: bool = False) -> Layers | None
     backend: Any = subject.make_backend(network, subject.scaling)
     if called_module(backend) is None and watched_products(backend) is None:
         return None
-    lr = float(subject.task.new_rates().now)
     for _ in range(RETRIES if subject.scaling.is_dynamic else 1):
         before = sharing_parameters(network, backend.buffers())
-        walk = Walk(backend, subject.first_batch, lr)
+        walk = Walk(backend, subject.first_batch, subject.first_lr)
         if found := layers_of(subject, walk, recorded_step(subject, before, walk, subject.first_batch)):
             return found
         walk.finish()
@@ -84,7 +82,7 @@ def layers_of(subject: Subject, walk: Walk, step: Recorded) -> Layers | None:
         raise NotReplayedError(step.record.hidden)
     if not step.record.calls or not step.grads or not all_finite(step.grads):
         return None
-    task = promised_task(subject.task, promises_of(walk.backend))
+    task = subject.rule_of(walk.backend).task
     factor = own_factor(said_norm(walk.backend), task) if walk.in_one_piece else 1.0
     if factor != 1:
         step = replace(step, grads={name: g / factor for name, g in step.grads.items()})

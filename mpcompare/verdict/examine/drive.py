@@ -61,8 +61,8 @@ class Driver:
         self.loaded: Remembered | None = None  # until the first update
         self.found = Drive()
         self.updates: list[Update] = []
-        self.first_finite: tuple[Seen, Batches] | None = None
-        self.first_buffers: tuple[Seen, Mapping[str, Tensor]] | None = None  # with those after the step
+        self.first: Seen | None = None  # whose buffers are compared; None where there are none to compare them with
+        self.finite: Seen | None = None  # the first step whose gradients are finite
 
     def load(self, state: State) -> None:
         """Loads a state of the backend's own, whose parameters are the initial ones, before the first step."""
@@ -90,7 +90,7 @@ class Driver:
         finite = self._finite_gradients(taken)
         kept = replace(taken, after={})  # the backend's own would outlive it
         if self.subject.exact.buffers and not found.steps and taken.draws_alike:  # its forward is that of the oracle
-            self.first_buffers = kept, Stored(self.backend.buffers())
+            self.first = kept
         found.steps.append(taken.step(finite, *self.policy.step(finite)))
         if not self.updates and taken.skipped and self.loaded is None:
             found.early[:] = early(self.backend.state_dict()["optimizer"], self.subject.task.optimizer)
@@ -99,8 +99,8 @@ class Driver:
         self.found = replace(found, next_scale=scales)
         if finite and not taken.skipped:
             self._write_update(self._without_idle(taken, batch))
-        if finite and self.first_finite is None:
-            self.first_finite = kept, batch
+        if finite and self.finite is None:
+            self.finite = kept
         return finite
 
     def one_more(self, batch: Batches) -> Drive:
@@ -140,7 +140,7 @@ class Driver:
         return Seen(
             before, after, clipped, lr, remembered, loss=loss, grads=grads, scale=scale, skipped=skipped,
             moved_early=moved_early, in_one_piece=walk.in_one_piece, draws_alike=draws_alike, norm=said_norm(backend),
-            buffers=buffers,
+            buffers=buffers, buffers_after=Stored(backend.buffers()), batch=batch,
         )  # fmt: skip
 
     def _finite_gradients(self, taken: Seen) -> bool:
@@ -168,14 +168,14 @@ class Driver:
 
     def _of_oracle(self) -> tuple[Gradients | None, Errors]:
         """Returns the first finite step, and the buffers after the first step, compared with the oracle's."""
-        buffers = self._buffers(self.subject.exact.buffers)
-        if self.first_finite is None:
+        exact, taken = self.subject.exact, self.finite
+        buffers = self._buffers(exact.buffers)
+        if taken is None:
             return None, buffers
-        taken, _ = self.first_finite
         grads = taken.grads if taken.draws_alike else {}  # those of other masks are no errors
         if taken.in_one_piece and (factor := own_factor(taken.norm, self.rule.task)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
-        found = self._compared(taken, grads, self.subject.exact)
+        found = self._compared(taken, grads, exact)
         shown = effective_precision(self.subject, grads, found.gradients) if grads else None
         return replace(found, effective_precision=shown), buffers
 
@@ -184,15 +184,13 @@ class Driver:
         del self.backend
         heap.trim()
         finite, buffers, again = None, {}, None
-        if self.first_finite is not None:
-            taken, batch = self.first_finite
-            again = self._again(taken, batch)
+        if (taken := self.finite) is not None:
+            again = self._again(taken, taken.scale)
             finite = self._compared(taken, taken.grads if taken.draws_alike else {}, again)
-        if self.first_buffers is not None:  # forward does not depend on the loss scale; here nothing overflows
-            taken, _ = self.first_buffers
-            if again is None or self.first_finite is None or self.first_finite[0] is not taken:
-                scale = self.first_finite[0].scale if self.first_finite else taken.scale
-                again = self._again(replace(taken, scale=scale), self.subject.first_batch)
+        if (taken := self.first) is not None:
+            if again is None or taken is not self.finite:
+                # Forward does not depend on the loss scale. At that of the finite step nothing overflows.
+                again = self._again(taken, (self.finite or taken).scale)
             buffers = self._buffers(again.buffers)
         return finite, buffers
 
@@ -200,15 +198,14 @@ class Driver:
         scale = promised_scaling(self.subject.scaling, self.rule.promises).scale
         return replace(compared(taken.loss, grads, exact), subnormal=self.subject.exact.subnormal(scale))
 
-    def _again(self, taken: Seen, batch: Batches) -> Exact:
+    def _again(self, taken: Seen, scale: float) -> Exact:
         """Returns a step as a new backend takes it."""
         network = with_values(self.subject.examined, taken.before, taken.buffers)
-        return new_step(self.subject, network, taken.scale, batch, taken.lr)
+        return new_step(self.subject, network, scale, taken.batch, taken.lr)
 
     def _buffers(self, expected: Mapping[str, Tensor]) -> Errors:
         """Returns the errors of the buffers after the first step; empty where there are none."""
-        if self.first_buffers is None:
+        if self.first is None:
             return {}
-        taken, found = self.first_buffers
-        restored = taken.skipped and self.rule.promises.restores_buffers
-        return step_errors(found, buffers_of(self.subject.examined) if restored else expected)
+        restored = self.first.skipped and self.rule.promises.restores_buffers
+        return step_errors(self.first.buffers_after, buffers_of(self.subject.examined) if restored else expected)

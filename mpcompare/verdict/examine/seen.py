@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.clipping import factor_of_norm
+from mpcompare.contract import Batches
 from mpcompare.dtypes import torch_dtype
 from mpcompare.precision import FORMATS, Precision
 from mpcompare.promises import Promises
@@ -37,7 +38,10 @@ class Seen(Change):
     in_one_piece: bool = False  # whether the step had no phases
     draws_alike: bool = True  # whether the network drew the random numbers of the oracle's
     norm: float = math.nan  # the norm of the gradients, as the maker says; NaN where it says none
-    buffers: Mapping[str, Tensor] = field(default_factory=dict)  # before the step
+    # buffers, buffers_after: before the step and after it
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    buffers_after: Mapping[str, Tensor] = field(default_factory=dict)
+    batch: Batches = field(default_factory=list)  # as its micro-batches
 
     @property
     def moved(self) -> bool:

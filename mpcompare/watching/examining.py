@@ -13,7 +13,7 @@ from mpcompare.errors import first_line
 from mpcompare.precision import PRECISIONS, Precision
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.adam_mistakes import EPS_BEFORE
-from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Change, Remembered, largest, update_errors
+from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, largest, update_errors
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.examine.forced.kernels import Kernels, of_kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
@@ -21,8 +21,8 @@ from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes, of_all
 from mpcompare.verdict.examine.mistakes import DECOUPLED
-from mpcompare.verdict.examine.seen import Seen, digits
-from mpcompare.verdict.examine.updates import Update
+from mpcompare.verdict.examine.seen import Remembered, Seen
+from mpcompare.verdict.examine.update_rule import digits
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers
 from mpcompare.watching.looking import Look
@@ -247,8 +247,8 @@ def _errors(
         after = {kind: v for kind, v in step.state_after[name].items() if isinstance(v, Tensor) and v.dim()}
         replay = rule.replay(dtype, {dtype_name(v.dtype) for v in after.values()})
         given, known = {name: step.given[name]}, remembered(step.state[name], name, settings)
-        change = Change(step.before, step.after, given, float(settings["lr"]), known)
-        found |= update_errors(replay, change, compute, COARSE.get(dtype, 1.0))
+        seen = Seen(step.before, step.after, given, float(settings["lr"]), known)
+        found |= update_errors(replay, seen, compute, COARSE.get(dtype, 1.0))
         for kind, (value, magnitude) in replay.kept(f"{name} 0").items():
             if kind in after and step.state[name]:  # without a state before, the first update says nothing of the rule
                 error = (after[kind].double() - value).abs_()
@@ -269,7 +269,7 @@ def _mistakes(wrong: Sequence[Wrong], compute: torch.dtype) -> dict[str, KnownMi
     return of_all(found) or ({"": KnownMistake("", math.inf)} if wrong else {})
 
 
-def _update(step: Taken, number: int, names: Sequence[str]) -> Update:
+def _update(step: Taken, number: int, names: Sequence[str]) -> Seen:
     each = [remembered(step.state[n], n, step.settings[n]) for n in names]
     tensors: dict[str, dict[str, Tensor]] = {}
     for one in each:
@@ -281,4 +281,4 @@ def _update(step: Taken, number: int, names: Sequence[str]) -> Update:
     raw = {n: step.raw.get(n, step.given[n]) for n in names}
     before, after = ({n: side[n] for n in names} for side in (step.before, step.after))
     known = Remembered(tensors, count)
-    return Seen(before, after, given, lr, known, grads=raw, scale=step.scale, skipped=False).update(count, number)
+    return Seen(before, after, given, lr, known, grads=raw, scale=step.scale, number=count, steps=number).in_part()

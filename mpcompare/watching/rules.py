@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mpcompare.tasks.any_optimizer import OwnReplay, fault_of
 from mpcompare.tasks.optimizers import Adam, AdamW, Coarse, Sgd, UpdateReplay
-from mpcompare.verdict.examine.errors import Remembered
+from mpcompare.verdict.examine.seen import Remembered
 from mpcompare.verdict.examine.widened import Widened
 
 # Words in the names of optimizers that are no Adam and no SGD, such as NAdam, AdamP and SGDScheduleFree.

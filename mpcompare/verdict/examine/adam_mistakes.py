@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW
-from mpcompare.verdict.examine.updates import Known, Mistake, Update, by
+from mpcompare.verdict.examine.seen import Seen
+from mpcompare.verdict.examine.updates import Known, Mistake, by
 
 POWERS_OF_TWO = (0.25, 0.5, 2.0, 4.0)  # by which gradients are multiplied by mistake
 EPS_BEFORE = "with eps added before the bias correction"  # the last form in section 2 of Adam's paper, and Keras's
@@ -38,7 +39,7 @@ def adam_mistakes(optimizer: Adam | AdamW) -> Iterator[Known]:
 
 def _corrections(optimizer: Adam | AdamW) -> Iterator[tuple[str, Mistake]]:
     never = math.inf  # the number of updates after which nothing is corrected
-    counts: dict[str, Callable[[int, Update], tuple[float, float]]] = {
+    counts: dict[str, Callable[[int, Seen], tuple[float, float]]] = {
         "without bias correction": lambda t, update: (never, never),
         "without bias correction of m": lambda t, update: (never, t),
         "without bias correction of v": lambda t, update: (t, never),
@@ -56,16 +57,16 @@ def _corrections(optimizer: Adam | AdamW) -> Iterator[tuple[str, Mistake]]:
     yield made, by(CorrectedInPlace(optimizer))
 
 
-def _counting(optimizer: Adam | AdamW, count: Callable[[int, Update], tuple[float, float]]) -> Mistake:
+def _counting(optimizer: Adam | AdamW, count: Callable[[int, Seen], tuple[float, float]]) -> Mistake:
     """Corrects m and v as those of other updates; ``count`` makes their numbers of the right one and of the update."""
-    now: list[Update] = []
+    now: list[Seen] = []
 
     def corrections(t: int) -> tuple[float, ...]:
         return tuple(1 - beta**n for beta, n in zip(optimizer.betas, count(t, now[-1]), strict=True))
 
     plain = by(Otherwise(optimizer, corrections=corrections))
 
-    def mistake(name: str, update: Update) -> tuple[Tensor, Tensor]:
+    def mistake(name: str, update: Seen) -> tuple[Tensor, Tensor]:
         now[:] = [update]
         return plain(name, update)
 
@@ -77,7 +78,7 @@ def eps_before(optimizer: Adam | AdamW) -> AdamReplay:
     return Otherwise(optimizer, denominator=lambda v, c2: v.sqrt() + optimizer.eps / c2**0.5)
 
 
-def _times(factor: float, grad: Tensor, update: Update) -> Tensor:
+def _times(factor: float, grad: Tensor, update: Seen) -> Tensor:
     return factor * grad
 
 

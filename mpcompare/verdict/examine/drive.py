@@ -18,16 +18,16 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.task import Params, buffers_of, with_values
 from mpcompare.verdict.examine.buffers import step_errors
 from mpcompare.verdict.examine.effective_precision import effective_precision
-from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered
+from mpcompare.verdict.examine.errors import clip_errors
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.idle import moved as moved_ones
 from mpcompare.verdict.examine.loss_scale import ExpectedScale, promised_scaling
 from mpcompare.verdict.examine.masks import forward_as_the_oracle
 from mpcompare.verdict.examine.new_step import compared, new_step
 from mpcompare.verdict.examine.oracle import Exact
-from mpcompare.verdict.examine.seen import Seen, all_finite, digits, early, moved, own_factor, said_norm
+from mpcompare.verdict.examine.seen import FROM_THE_START, Remembered, Seen, all_finite, moved, said_norm
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.examine.updates import Update
+from mpcompare.verdict.examine.update_rule import digits, early, own_factor
 from mpcompare.verdict.judge.drive import Drive, Gradients, NextScale
 from mpcompare.verdict.judge.errors import Errors
 
@@ -60,7 +60,7 @@ class Driver:
         self.policy, self.rates = ExpectedScale(scaling, self.rule.promises), subject.task.new_rates()
         self.loaded: Remembered | None = None  # until the first update
         self.found = Drive()
-        self.updates: list[Update] = []
+        self.updates: list[Seen] = []  # in part
         self.first: Seen | None = None  # whose buffers are compared; None where there are none to compare them with
         self.finite: Seen | None = None  # the first step whose gradients are finite
 
@@ -140,7 +140,8 @@ class Driver:
         return Seen(
             before, after, clipped, lr, remembered, loss=loss, grads=grads, scale=scale, skipped=skipped,
             moved_early=moved_early, in_one_piece=walk.in_one_piece, draws_alike=draws_alike, norm=said_norm(backend),
-            buffers=buffers, buffers_after=Stored(backend.buffers()), batch=batch,
+            buffers=buffers, buffers_after=Stored(backend.buffers()), batch=batch, number=int(self.rates.updates),
+            steps=len(self.found.steps),
         )  # fmt: skip
 
     def _finite_gradients(self, taken: Seen) -> bool:
@@ -162,9 +163,10 @@ class Driver:
     def _write_update(self, taken: Seen) -> None:
         found, task = self.found, self.rule.task
         found.updates.append(self.rule.errors(taken))
-        self.updates.append(taken.update(int(self.rates.updates) - 1, len(found.steps) - 1))
+        self.updates.append(taken.in_part())
         if taken.grads and task.clip_norm is not None:
-            found.clips.append(taken.clip(task.clip_norm, task.clip_norm_type))
+            shown = None if taken.in_one_piece else taken.grads
+            found.clips.append(clip_errors(shown, taken.clipped, taken.norm, task.clip_norm, task.clip_norm_type))
 
     def _of_oracle(self) -> tuple[Gradients | None, Errors]:
         """Returns the first finite step, and the buffers after the first step, compared with the oracle's."""

@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from mpcompare.instruments import heap
 from mpcompare.tasks.optimizers import UpdateReplay
-from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.at_random import far_from
 from mpcompare.verdict.examine.numerics import SKETCH, chunks, clip_factor, spread, total_norm
+from mpcompare.verdict.examine.seen import Seen
 from mpcompare.verdict.judge.accumulation import MicroBatches
 from mpcompare.verdict.judge.drive import Clip, ClipFactor, UpdateError
 from mpcompare.verdict.judge.errors import Errors, GradientError
@@ -55,65 +54,34 @@ def gradient_error(grad: Tensor, exact: Tensor) -> GradientError:
     )
 
 
-@dataclass(frozen=True)
-class Remembered:
-    """Everything that an optimizer remembers in a state that was loaded."""
-
-    # by torch's name of the kind and by parameter, but for the count of updates
-    tensors: Mapping[str, Params] = field(default_factory=dict)
-    updates: int = 0  # that count
-    at_once: bool = False  # whether the backend was given that count, and did not count to it
-
-    def of(self, name: str) -> dict[str, Tensor]:
-        """Returns the tensors of one parameter, by kind."""
-        return {kind: tensors[name] for kind, tensors in self.tensors.items() if name in tensors}
-
-
-FROM_THE_START = Remembered()
-
-
-@dataclass(frozen=True)
-class Change:
-    """An update as the optimizer sees it."""
-
-    # before, after: the weights
-    before: Mapping[str, Tensor]
-    after: Mapping[str, Tensor]
-    clipped: Mapping[str, Tensor]  # the gradients that the optimizer is given
-    lr: float  # the learning rate of the step
-    remembered: Remembered = FROM_THE_START  # the state that was loaded before it
-
-
 def update_errors(
-    replay: UpdateReplay, change: Change, short_dtype: torch.dtype, coarse: float = 1.0
+    replay: UpdateReplay, seen: Seen, short_dtype: torch.dtype, coarse: float = 1.0
 ) -> dict[str, UpdateError]:
-    """Returns how far a change is from what fp32 arithmetic makes of the gradients that a backend shows.
+    """Returns how far an update is from what fp32 arithmetic makes of the gradients that a backend shows.
 
     Args:
         replay: the optimizer in float64, which takes its next step.
         short_dtype: the format in which the backend computes; weights that have no more digits count as ``short``.
         coarse: the most by which a new weight is rounded, in units of what fp32 rounds it by.
     """
-    return {name: _update_error(replay, name, change, short_dtype, coarse) for name in change.clipped}
+    return {name: _update_error(replay, name, seen, short_dtype, coarse) for name in seen.clipped}
 
 
-def _update_error(
-    replay: UpdateReplay, name: str, change: Change, short_dtype: torch.dtype, coarse: float
-) -> UpdateError:
+def _update_error(replay: UpdateReplay, name: str, seen: Seen, short_dtype: torch.dtype, coarse: float) -> UpdateError:
     excess = product = norm2 = should_far = 0.0
     moves = lost = lost_in_fp32 = short = left = far = 0
-    known = change.remembered.of(name)
-    kept = {kind: t for kind, t in known.items() if t.numel() == change.before[name].numel()}
+    known = seen.remembered.of(name)
+    kept = {kind: t for kind, t in known.items() if t.numel() == seen.before[name].numel()}
     shared = {kind: t.double() for kind, t in known.items() if kind not in kept}  # a number, such as a product of rates
-    tensors = (change.before[name], change.after[name], change.clipped[name], *kept.values())
+    tensors = (seen.before[name], seen.after[name], seen.clipped[name], *kept.values())
     for number, (w, new, g, *pieces) in enumerate(chunks(*tensors)):
         short += zeros_of(new.to(short_dtype) - new)
         stored, w, new = w, w.double(), new.double()
-        if known or change.remembered.updates:  # of some optimizers the count is all that they remember
+        if known or seen.remembered.updates:  # of some optimizers the count is all that they remember
             loaded = shared | {kind: piece.double() for kind, piece in zip(kept, pieces, strict=True)}
-            replay.remember(f"{name} {number}", loaded, change.remembered.updates, change.remembered.at_once)
+            replay.remember(f"{name} {number}", loaded, seen.remembered.updates, seen.remembered.at_once)
         # An optimizer works element by element, so that a chunk is to its replay a tensor of its own.
-        s, m = replay.step(f"{name} {number}", g.double(), w, change.lr)
+        s, m = replay.step(f"{name} {number}", g.double(), w, seen.lr)
         changed, moved = new - w, w + s
         excess = max(excess, update_error(w, new, s, m, coarse=coarse))
         if coarse > 1:
@@ -135,7 +103,7 @@ def _update_error(
         slope=product / norm2 if norm2 else 1.0,
         lost=lost / max(moves, 1),
         lost_in_fp32=lost_in_fp32 / max(moves, 1),
-        short=short / max(change.before[name].numel(), 1),
+        short=short / max(seen.before[name].numel(), 1),
         left=left / max(moves, 1),
         far=far,
         should_far=should_far,
@@ -143,7 +111,7 @@ def _update_error(
 
 
 def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor, *, coarse: float = 1.0) -> float:
-    """Returns the largest error of a change over its bound: one rounding of the new weight, and those of its change.
+    """Returns the largest error of a change over its bound: one rounding of the new weight, and those of its seen.
 
     Args:
         step, magnitude: as ``Replay.step`` returns them.

@@ -15,13 +15,14 @@ from mpcompare.tasks.groups import in_group
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.errors import update_error
 from mpcompare.verdict.examine.mistakes import at_another_rate, mistakes
-from mpcompare.verdict.examine.updates import Known, Mistake, Update, by
+from mpcompare.verdict.examine.seen import Seen
+from mpcompare.verdict.examine.updates import Known, Mistake, by
 from mpcompare.verdict.judge.drive import KnownMistake
 
 Values = tuple[Any, float]  # the optimizer of a group, and the factor of its learning rate
 
 
-def known_mistakes(task: Task, updates: Sequence[Update], compute_dtype: torch.dtype) -> dict[str, KnownMistake]:
+def known_mistakes(task: Task, updates: Sequence[Seen], compute_dtype: torch.dtype) -> dict[str, KnownMistake]:
     """Returns how far the updates are from each mistake, by how it makes them; empty where the optimizer makes all.
 
     A mistake of several parameter groups is one that each of them can have, and is as far from the updates as it is in
@@ -49,7 +50,7 @@ def of_all(found: Sequence[Mapping[str, KnownMistake]]) -> dict[str, KnownMistak
     return {made: max((errors[made] for errors in found), key=lambda each: each.excess) for made in shared}
 
 
-def _errors(updates: Sequence[Update], task: Task, candidates: Iterable[Known]) -> dict[str, KnownMistake]:
+def _errors(updates: Sequence[Seen], task: Task, candidates: Iterable[Known]) -> dict[str, KnownMistake]:
     """Returns of each mistake the largest error over its bound, of any tensor that the optimizer does not make; of
     several that are said alike the nearest counts."""
     right = _excess(by(task.optimizer.replay()), updates)
@@ -62,7 +63,7 @@ def _errors(updates: Sequence[Update], task: Task, candidates: Iterable[Known]) 
     return errors
 
 
-def _excess(mistake: Mistake, updates: Sequence[Update]) -> dict[str, float]:
+def _excess(mistake: Mistake, updates: Sequence[Seen]) -> dict[str, float]:
     worst: dict[str, float] = {}
     for update in updates:
         for name in update.clipped:
@@ -74,7 +75,7 @@ def _excess(mistake: Mistake, updates: Sequence[Update]) -> dict[str, float]:
     return worst
 
 
-def _of_group(update: Update, names: Sequence[str], factor: float) -> Update:
+def _of_group(update: Seen, names: Sequence[str], factor: float) -> Seen:
     """Returns an update of some parameters, at their learning rate."""
     clipped = {name: update.clipped[name] for name in names if name in update.clipped}
     return replace(update, clipped=clipped, lr=factor * update.lr)

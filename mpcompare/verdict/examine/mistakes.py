@@ -14,7 +14,8 @@ from mpcompare.tasks.optimizers import Adam, AdamW, Optimizer, Sgd, UpdateReplay
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.adam_mistakes import adam_mistakes, eps_before
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
-from mpcompare.verdict.examine.updates import Known, Mistake, Update, by
+from mpcompare.verdict.examine.seen import Seen
+from mpcompare.verdict.examine.updates import Known, Mistake, by
 
 DECOUPLED = "with the decay beside the gradient, as AdamW has it"
 
@@ -52,7 +53,7 @@ def _of_schedule(task: Task) -> Iterator[Known]:
     if not schedule.length:
         return
 
-    def at(count: Callable[[Update], int]) -> Callable[[Update], float]:
+    def at(count: Callable[[Seen], int]) -> Callable[[Seen], float]:
         return lambda update: optimizer.lr * schedule.factor(max(count(update), 0))
 
     late = at(lambda update: update.number - 1)
@@ -77,7 +78,7 @@ def at_another_rate(optimizer: Optimizer) -> Known:
     plain, fitted = by(optimizer.replay()), by(optimizer.replay())
     factors: dict[int, float] = {}  # by the number of the update
 
-    def fit(update: Update) -> float:
+    def fit(update: Seen) -> float:
         product = square = 0.0
         for name in update.clipped:
             change, _ = fitted(name, update)
@@ -85,7 +86,7 @@ def at_another_rate(optimizer: Optimizer) -> Known:
             product, square = product + torch.dot(moved, change).item(), square + change.square().sum().item()
         return product / square if product and square else 1.0  # a rate of 0 moves nothing
 
-    def mistake(name: str, update: Update) -> tuple[Tensor, Tensor]:
+    def mistake(name: str, update: Seen) -> tuple[Tensor, Tensor]:
         if update.number not in factors:
             factors[update.number] = fit(update)
         factor, (change, magnitude) = factors[update.number], plain(name, update)
@@ -99,18 +100,18 @@ def _clipped(optimizer: Optimizer, norm: float) -> Mistake:
     squares."""
 
     def by_factor(off: float) -> Mistake:
-        return by(optimizer.replay(), grad_of=lambda g, update: g * (off * factor_of_norm(update.norm, norm)))
+        return by(optimizer.replay(), grad_of=lambda g, update: g * (off * factor_of_norm(update.clipped_norm, norm)))
 
     exact, rounded = by_factor(1.0), by_factor(1.0 + 64 * UNIT_ROUNDOFF)
 
-    def mistake(name: str, update: Update) -> tuple[Tensor, Tensor]:
+    def mistake(name: str, update: Seen) -> tuple[Tensor, Tensor]:
         (change, magnitude), (other, _) = exact(name, update), rounded(name, update)
         return change, magnitude + (other - change).abs() / UNIT_ROUNDOFF
 
     return mistake
 
 
-def _rounded_rate(dtype: torch.dtype, update: Update) -> float:
+def _rounded_rate(dtype: torch.dtype, update: Seen) -> float:
     return torch.tensor(update.lr, dtype=dtype).item()
 
 
@@ -147,11 +148,11 @@ def _of_decay(optimizer: Any, compute_dtype: torch.dtype) -> Iterator[tuple[str,
     yield "with a decay that is divided by the loss scale", divided
 
 
-def _decayed(replay: UpdateReplay, share: Callable[[Update], float], of_new: bool = False) -> Mistake:
+def _decayed(replay: UpdateReplay, share: Callable[[Seen], float], of_new: bool = False) -> Mistake:
     """Multiplies the weight by ``1 - share`` before an update without decay, or after it; rounded as AdamW's."""
     plain = by(replay)
 
-    def decayed(name: str, update: Update) -> tuple[Tensor, Tensor]:
+    def decayed(name: str, update: Seen) -> tuple[Tensor, Tensor]:
         change, magnitude = plain(name, update)
         w, part = update.before[name].double(), share(update)
         return change - part * (w + change if of_new else w), magnitude + 2 * (1 + part) * w.abs()
@@ -159,10 +160,10 @@ def _decayed(replay: UpdateReplay, share: Callable[[Update], float], of_new: boo
     return decayed
 
 
-def _decayed_by(replay: UpdateReplay, decay: Callable[[Update], float]) -> Mistake:
+def _decayed_by(replay: UpdateReplay, decay: Callable[[Seen], float]) -> Mistake:
     """Adds another decay to the gradient."""
 
-    def decayed(name: str, update: Update) -> tuple[Tensor, Tensor]:
+    def decayed(name: str, update: Seen) -> tuple[Tensor, Tensor]:
         added = decay(update) * update.before[name].double()
         return by(replay, grad_of=lambda g, _: g + added)(name, update)
 
@@ -173,7 +174,7 @@ def _corrected_rate(optimizer: AdamW) -> Mistake:
     """``w -= lr sqrt(c2) / c1 (m / (sqrt(v) + eps) + weight_decay w)``."""
     beta1, beta2 = optimizer.betas
 
-    def share(update: Update) -> float:
+    def share(update: Seen) -> float:
         t = max(update.remembered.updates, update.number) + 1
         return update.lr * math.sqrt(1 - beta2**t) / (1 - beta1**t) * optimizer.weight_decay
 

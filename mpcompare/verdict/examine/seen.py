@@ -1,43 +1,62 @@
-"""A step as it was seen, whoever made it: a backend that is driven, or hooks on somebody's own loop.
-
-Its update is compared with the optimizer's rule, as a backend promises to follow it.
-"""
+"""A step as it was seen, whoever made it: a backend that is driven, or hooks on somebody's own loop."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpcompare.clipping import factor_of_norm
 from mpcompare.contract import Batches
-from mpcompare.dtypes import torch_dtype
-from mpcompare.precision import FORMATS, Precision
-from mpcompare.promises import Promises
-from mpcompare.tasks.optimizers import IN_FP32, Coarse, Optimizer
-from mpcompare.tasks.task import Params, Task
+from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.errors import Change, clip_errors, update_errors
-from mpcompare.verdict.examine.known_mistakes import known_mistakes
-from mpcompare.verdict.examine.loss_scale import promised_task
-from mpcompare.verdict.examine.updates import Update, some_of
-from mpcompare.verdict.judge.drive import Clip, KnownMistake, Step, UpdateError
+from mpcompare.verdict.judge.drive import Step
+
+ELEMENTS = 4096  # of a large tensor, evenly spread: every update is one of single elements
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seen(Change):
+@dataclass(frozen=True)
+class Remembered:
+    """Everything that an optimizer remembers in a state that was loaded."""
+
+    # by torch's name of the kind and by parameter, but for the count of updates
+    tensors: Mapping[str, Params] = field(default_factory=dict)
+    updates: int = 0  # that count
+    at_once: bool = False  # whether the backend was given that count, and did not count to it
+
+    def of(self, name: str) -> dict[str, Tensor]:
+        """Returns the tensors of one parameter, by kind."""
+        return {kind: tensors[name] for kind, tensors in self.tensors.items() if name in tensors}
+
+
+FROM_THE_START = Remembered()
+
+
+@dataclass(frozen=True)
+class Seen:
     """One step as it was seen. The weights after it may be the maker's own, which its next step changes."""
 
+    # before, after: the weights
+    before: Mapping[str, Tensor]
+    after: Mapping[str, Tensor]
+    clipped: Mapping[str, Tensor]  # the gradients that the optimizer is given
+    lr: float  # the learning rate of the step
+    remembered: Remembered = FROM_THE_START  # the state that was loaded before it
+    _: KW_ONLY
     loss: float = math.nan  # as its maker says; NaN where nobody asks
-    grads: Mapping[str, Tensor]  # before they were clipped; of a step in one piece, after; empty where none are shown
-    scale: float  # the loss scale before the step, as its maker says
-    skipped: bool  # as its maker says
+    # before they were clipped; of a step in one piece, after; empty where none are shown
+    grads: Mapping[str, Tensor] = field(default_factory=dict)
+    scale: float = 1.0  # the loss scale before the step, as its maker says
+    skipped: bool = False  # as its maker says
+    # number, steps: how many updates, and how many steps, were taken before
+    number: int = 0
+    steps: int = 0
     moved_early: bool = False  # whether weights changed before the gradients of all micro-batches were there
     in_one_piece: bool = False  # whether the step had no phases
     draws_alike: bool = True  # whether the network drew the random numbers of the oracle's
     norm: float = math.nan  # the norm of the gradients, as the maker says; NaN where it says none
+    clipped_norm: float = math.nan  # the 2-norm of ``clipped`` before this became a part; NaN where none are shown
     # buffers, buffers_after: before the step and after it
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     buffers_after: Mapping[str, Tensor] = field(default_factory=dict)
@@ -68,30 +87,24 @@ class Seen(Change):
             asked_scale=asked_scale,
         )
 
-    def update(self, number: int, steps: int) -> Update:
-        """Returns some elements of the update.
-
-        Args:
-            number, steps: how many updates, and steps, were taken before.
-        """
-        tensors = {kind: some_of(of_kind) for kind, of_kind in self.remembered.tensors.items()}
-        return Update(
+    def in_part(self) -> "Seen":
+        """Returns the step with some elements of each tensor."""
+        return replace(
+            self,
             before=some_of(self.before),
             after=some_of(self.after),
             grads=some_of(self.grads),
             clipped=some_of(self.clipped),
-            lr=self.lr,
-            norm=numerics.total_norm(self.clipped, 2.0) if self.clipped else math.nan,
-            number=number,
-            steps=steps,
-            remembered=replace(self.remembered, tensors=tensors),
-            scale=self.scale,
+            clipped_norm=numerics.total_norm(self.clipped, 2.0) if self.clipped else math.nan,
+            remembered=replace(
+                self.remembered, tensors={kind: some_of(of_kind) for kind, of_kind in self.remembered.tensors.items()}
+            ),
         )
 
-    def clip(self, clip_norm: float, norm_type: float) -> Clip:
-        """Returns what clipping made of the gradients."""
-        shown = None if self.in_one_piece else self.grads
-        return clip_errors(shown, self.clipped, self.norm, clip_norm, norm_type)
+
+def some_of(tensors: Mapping[str, Tensor]) -> Params:
+    """Returns at most ``ELEMENTS`` of each tensor, in one row, copied."""
+    return {name: t.flatten()[:: max(1, -(-t.numel() // ELEMENTS))].clone() for name, t in tensors.items()}
 
 
 def all_finite(tensors: Mapping[str, Tensor]) -> bool:
@@ -108,66 +121,3 @@ def moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
 def said_norm(backend: Any) -> float:
     """Returns the norm that a backend says its gradients had; NaN where it says none."""
     return math.nan if backend.grad_norm is None else float(backend.grad_norm)
-
-
-def own_factor(norm: float, task: Task) -> float:
-    """Returns the factor by which a backend multiplied its gradients when it clipped them, from the norm that it says
-    they had."""
-    return factor_of_norm(norm, task.clip_norm) if task.clip_norm is not None and norm >= 0 else 1.0
-
-
-class UpdateRule:
-    """The updates that follow from gradients.
-
-    Attributes:
-        task: as the backend promises to clip it.
-        replay: the optimizer in float64, in the arithmetic that the backend promises.
-    """
-
-    def __init__(self, task: Task, precision: Precision, promises: Promises) -> None:
-        self.promises, self.task = promises, promised_task(task, promises)
-        coarse = Coarse(promises.coarse_weights, promises.coarse_moments) if promises.coarse else IN_FP32
-        self.replay = task.optimizer.replay(coarse)
-        self.compute = torch_dtype(precision.storage)
-        self.short = self.compute if promises.weights == "fp32" else torch_dtype(FORMATS[promises.weights])
-
-    def errors(self, change: Change) -> dict[str, UpdateError]:
-        """Returns how far the next update is from the rule's."""
-        return update_errors(self.replay, change, self.short, self.promises.coarse_weights)
-
-    def mistakes(
-        self, updates: Sequence[Update], errors: Sequence[Mapping[str, UpdateError]]
-    ) -> dict[str, KnownMistake] | None:
-        """Returns the known mistakes that updates with these errors are compared with; None where all are right. Bounds
-        of coarse weights are so wide that mistakes fit into them."""
-        if all(e.excess <= 1 for update in errors for e in update.values()):
-            return None
-        return {} if self.promises.coarse else known_mistakes(self.task, updates, self.compute)
-
-
-def digits(state: Mapping[str, Params]) -> dict[str, float]:
-    """Returns, of each kind of what the optimizer remembers, the share of nonzero numbers that have no more digits than
-    fp16 or bf16."""
-    shares = {}
-    for kind, tensors in _moments(state).items():
-        values = torch.cat([t.detach().flatten() for t in tensors.values() if t.dim()] or [torch.zeros(0)])
-        if len(values := values[values != 0]):
-            shares[kind] = numerics.short_share(values)
-    return shares
-
-
-def early(state: Mapping[str, Params], optimizer: Optimizer) -> list[str]:
-    """Returns the kinds of the optimizer's tensors that hold another number than they should before the first update:
-    0, but for a few optimizers."""
-    first = optimizer.initial_state(torch.zeros(()))
-    at_first = {kind: float(first[kind]) if kind in first else 0.0 for kind in state}
-    return [
-        kind
-        for kind, tensors in _moments(state).items()
-        if any(bool((t != at_first[kind]).any()) for t in tensors.values())
-    ]
-
-
-def _moments(state: Mapping[str, Params]) -> dict[str, Params]:
-    """Returns everything that the optimizer remembers, but for the count of updates, which is a whole number."""
-    return {kind: tensors for kind, tensors in state.items() if kind != "step"}

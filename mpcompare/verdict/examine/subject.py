@@ -21,7 +21,7 @@ from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.exact_values import ExactValues, Lent, Problem
 from mpcompare.verdict.examine.loss_scale import promised_scaling
 from mpcompare.verdict.examine.oracle import Exact, oracle
-from mpcompare.verdict.examine.seen import UpdateRule
+from mpcompare.verdict.examine.update_rule import UpdateRule
 from mpcompare.verdict.judge.held_out import HeldOut
 
 

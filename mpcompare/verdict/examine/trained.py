@@ -16,9 +16,10 @@ from mpcompare.contract import Batches, Walk
 from mpcompare.dtypes import dtype_name
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, clip_errors, largest
+from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, clip_errors, largest
 from mpcompare.verdict.examine.numerics import spread, spreads
-from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite, digits, said_norm
+from mpcompare.verdict.examine.seen import Remembered, Seen, all_finite, said_norm
+from mpcompare.verdict.examine.update_rule import UpdateRule, digits
 from mpcompare.verdict.judge.counts import Count
 from mpcompare.verdict.judge.drive import Drive, Step, UpdateError
 from mpcompare.verdict.judge.trained import TrainedUpdate
@@ -76,7 +77,10 @@ class KeptStep(Walk):
         clipped = {name: g for name, g in self.clipped.items() if name not in left_out}
         count = max((int(count) for count in self.counts.values()), default=self.updates)
         known = Remembered(self.optimizer, count)
-        return Seen(self.before, self.after, clipped, self.lr, known, grads=self.grads, scale=self.scale, skipped=False)
+        return Seen(
+            self.before, self.after, clipped, self.lr, known, grads=self.grads, scale=self.scale, number=self.updates,
+            steps=self.steps,
+        )  # fmt: skip
 
     def remembered(self, name: str) -> Remembered:
         """Returns what the optimizer remembers of one parameter."""
@@ -136,7 +140,7 @@ def replayed(
             if name in kinds.get(kind, {}):
                 error = (spread(kinds[kind][name]).double() - value).abs_()
                 moments.setdefault(kind, {})[name] = largest(error.div_(magnitude.mul(UNIT_ROUNDOFF)))
-    mistakes = rule.mistakes([seen.update(step.updates, step.steps)], [updates])
+    mistakes = rule.mistakes([seen.in_part()], [updates])
     lost = not all(excess <= 1 for of_kind in moments.values() for excess in of_kind.values())
     remembered = {kind: spreads(tensors) for kind, tensors in kinds.items()} if mistakes is not None or lost else {}
     taken = Step(True, False, False, True, step.scale, step.scale)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mpcompare.tasks.optimizers import Sgd
-from mpcompare.verdict.examine.errors import Change, gradient_errors, update_errors
+from mpcompare.verdict.examine.errors import gradient_errors, update_errors
+from mpcompare.verdict.examine.seen import Seen
 
 
 def test_gradient_errors_are_measured_beside_the_exact_ones():
@@ -26,7 +27,7 @@ def test_gradient_errors_are_measured_beside_the_exact_ones():
 
 
 def change(before, after, grad, lr):
-    return Change({"w": before}, {"w": after}, {"w": grad}, lr)
+    return Seen({"w": before}, {"w": after}, {"w": grad}, lr)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -8,7 +8,7 @@ from support.tasks import make_task
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.schedules import Warmup
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
-from mpcompare.verdict.examine.updates import ELEMENTS, Update, some_of
+from mpcompare.verdict.examine.seen import ELEMENTS, Seen, some_of
 
 
 def test_a_right_optimizer_makes_no_known_mistake_and_each_mistake_has_a_cause():
@@ -23,7 +23,7 @@ def test_a_right_optimizer_makes_no_known_mistake_and_each_mistake_has_a_cause()
             torchs.param_groups[0]["lr"] = lr
             torchs.step()
             before, after, grads, clipped = (some_of({"w": t}) for t in (before, p.detach(), 2 * g, g))
-            updates.append(Update(before, after, clipped, lr, grads=grads, norm=1.0, number=number, steps=number))
+            updates.append(Seen(before, after, clipped, lr, grads=grads, clipped_norm=1.0, number=number, steps=number))
         assert updates[0].before["w"].shape[0] <= ELEMENTS
         assert known_mistakes(task, updates, torch.bfloat16) == {}
         wrong = [replace(update, after={"w": 2 * update.after["w"] - update.before["w"]}) for update in updates]

@@ -8,7 +8,8 @@ import torch
 
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.errors import Change, gradient_errors, update_errors
+from mpcompare.verdict.examine.errors import gradient_errors, update_errors
+from mpcompare.verdict.examine.seen import Seen
 from mpcompare.verdict.findings import HIGHEST, LOWEST
 
 
@@ -44,7 +45,7 @@ def test_how_a_tensor_lies_in_memory_does_not_matter():
         replay, found = Sgd(0.1, 0.9).replay(), []
         for _ in range(2):
             tensors = ({"w": lie(t)} for t in (before, after, g))
-            found.append(update_errors(replay, Change(*tensors, 0.1), torch.bfloat16)["w"])
+            found.append(update_errors(replay, Seen(*tensors, 0.1), torch.bfloat16)["w"])
         found.append(gradient_errors({"w": lie(g)}, {"w": exact.double()})["w"])
         values = [value for each in found for value in vars(each).values() if value is not None]
         return [*values, numerics.distance({0: lie(g)}, {0: exact})]

@@ -23,9 +23,10 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Record, calls_of, recorded
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
 from mpcompare.verdict.examine.new_step import gradients_of
-from mpcompare.verdict.examine.seen import all_finite, own_factor, said_norm
+from mpcompare.verdict.examine.seen import all_finite, said_norm
 from mpcompare.verdict.examine.sharp import sharp_weights
 from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.examine.update_rule import own_factor
 from mpcompare.verdict.judge.errors import Errors
 from mpcompare.verdict.judge.layers import Layers
 from mpcompare.verdict.judge.limits import K

@@ -53,7 +53,7 @@ def age_of(young: Driver) -> Age | None:
 
 
 def aged(subject: Subject, age: Age) -> Aged:
-    """Takes a step of the first batch at the initial weights: its gradients are compared with the same oracle."""
+    """Takes a step of the first batch at the initial weights."""
     driver, optimizer = Driver(subject, subject.scaling), age.optimizer()
     state: State = driver.backend.state_dict()
     driver.load({**state, "optimizer": optimizer, "loss_scale": {**state["loss_scale"], **age.loss_scale}})

@@ -27,7 +27,7 @@ from mpcompare.verdict.examine.new_step import compared, new_step
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.seen import FROM_THE_START, Remembered, Seen, all_finite, moved, said_norm
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.examine.update_rule import digits, early, own_factor
+from mpcompare.verdict.examine.update_rule import digits, early
 from mpcompare.verdict.judge.drive import Drive, Gradients, NextScale
 from mpcompare.verdict.judge.errors import Errors
 
@@ -175,7 +175,7 @@ class Driver:
         if taken is None:
             return None, buffers
         grads = taken.grads if taken.draws_alike else {}  # those of other masks are no errors
-        if taken.in_one_piece and (factor := own_factor(taken.norm, self.rule.task)) < 1:
+        if taken.in_one_piece and (factor := self.rule.clip_factor(taken.norm)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
         found = self._compared(taken, grads, exact)
         shown = effective_precision(self.subject, grads, found.gradients) if grads else None

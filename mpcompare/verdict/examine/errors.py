@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from mpcompare.clipping import factor_of_norm
 from mpcompare.instruments import heap
 from mpcompare.tasks.optimizers import UpdateReplay
 from mpcompare.verdict.examine.at_random import far_from
-from mpcompare.verdict.examine.numerics import SKETCH, chunks, clip_factor, spread, total_norm
+from mpcompare.verdict.examine.numerics import SKETCH, chunks, spread, total_norm
 from mpcompare.verdict.examine.seen import Seen
 from mpcompare.verdict.judge.accumulation import MicroBatches
 from mpcompare.verdict.judge.drive import Clip, ClipFactor, UpdateError
@@ -144,7 +145,8 @@ def clip_errors(
             slope = torch.dot(before, changed).item() / square
             rest = (changed - slope * before).norm().item() / math.sqrt(square)
             factors[name] = ClipFactor(slope, rest, total_norm({name: g}, 2.0))
-    should_norm, should_factor = total_norm(grads, norm_type), clip_factor(grads, clip_norm, norm_type)
+    should_norm = total_norm(grads, norm_type)
+    should_factor = factor_of_norm(should_norm, clip_norm)
     return Clip(norm, after, clip_norm, norm_type, elements, should_norm, should_factor, factors)
 
 

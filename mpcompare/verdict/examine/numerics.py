@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from mpcompare.clipping import factor_of_norm
 from mpcompare.dtypes import HALF
 from mpcompare.verdict.findings import HIGHEST, LOWEST
 
@@ -67,11 +66,6 @@ def total_norm(grads: Mapping[str, Tensor], norm_type: float) -> float:
     # torch.linalg.vector_norm(g, dtype=torch.float64) takes seven times as long on a CPU
     norms = [torch.linalg.vector_norm(part.double(), norm_type) for g in grads.values() for (part,) in chunks(g)]
     return torch.linalg.vector_norm(torch.stack(norms), norm_type).item()
-
-
-def clip_factor(grads: Mapping[str, Tensor], clip_norm: float | None, norm_type: float) -> float:
-    """Returns the factor by which clipping multiplies the gradients, 1 where ``clip_norm`` is None."""
-    return 1.0 if clip_norm is None else factor_of_norm(total_norm(grads, norm_type), clip_norm)
 
 
 def exponents(values: Tensor) -> Tensor:

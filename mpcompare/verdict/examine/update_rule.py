@@ -33,6 +33,11 @@ class UpdateRule:
         self.compute = torch_dtype(precision.storage)
         self.short = self.compute if promises.weights == "fp32" else torch_dtype(FORMATS[promises.weights])
 
+    def clip_factor(self, norm: float) -> float:
+        """Returns the factor by which a backend multiplied its gradients when it clipped them, from the norm that it
+        says they had."""
+        return factor_of_norm(norm, self.task.clip_norm) if self.task.clip_norm is not None and norm >= 0 else 1.0
+
     def errors(self, seen: Seen) -> dict[str, UpdateError]:
         """Returns how far the next update is from the rule's."""
         return update_errors(self.replay, seen, self.short, self.promises.coarse_weights)
@@ -73,9 +78,3 @@ def early(state: Mapping[str, Params], optimizer: Optimizer) -> list[str]:
 def _moments(state: Mapping[str, Params]) -> dict[str, Params]:
     """Returns everything that the optimizer remembers, but for the count of updates, which is a whole number."""
     return {kind: tensors for kind, tensors in state.items() if kind != "step"}
-
-
-def own_factor(norm: float, task: Task) -> float:
-    """Returns the factor by which a backend multiplied its gradients when it clipped them, from the norm that it says
-    they had."""
-    return factor_of_norm(norm, task.clip_norm) if task.clip_norm is not None and norm >= 0 else 1.0

@@ -26,7 +26,6 @@ from mpcompare.verdict.examine.new_step import gradients_of
 from mpcompare.verdict.examine.seen import all_finite, said_norm
 from mpcompare.verdict.examine.sharp import sharp_weights
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.examine.update_rule import own_factor
 from mpcompare.verdict.judge.errors import Errors
 from mpcompare.verdict.judge.layers import Layers
 from mpcompare.verdict.judge.limits import K
@@ -83,8 +82,7 @@ def layers_of(subject: Subject, walk: Walk, step: Recorded) -> Layers | None:
         raise NotReplayedError(step.record.hidden)
     if not step.record.calls or not step.grads or not all_finite(step.grads):
         return None
-    task = subject.rule_of(walk.backend).task
-    factor = own_factor(said_norm(walk.backend), task) if walk.in_one_piece else 1.0
+    factor = subject.rule_of(walk.backend).clip_factor(said_norm(walk.backend)) if walk.in_one_piece else 1.0
     if factor != 1:
         step = replace(step, grads={name: g / factor for name, g in step.grads.items()})
     heap.trim()  # a replay has tensors of other sizes

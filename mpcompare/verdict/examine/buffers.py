@@ -4,19 +4,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.fingerprint import fingerprint
+from mpcompare.tasks.task import buffers_of
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.numerics import short_share, sketch
 from mpcompare.verdict.judge.buffers import Buffer, Buffers
 from mpcompare.verdict.judge.errors import Errors
 
 
-def buffers_of_backend(initial: Mapping[str, Tensor], backend: Any) -> Buffers:
-    """Returns the buffers of a backend that training has moved from the ``initial`` ones; those that it left as they
-    were are compared in the first step."""
+def buffers_of_backend(network: nn.Module, backend: Any) -> Buffers:
+    """Returns the buffers of a backend that training has moved from those of the ``network``; those that it left as
+    they were are compared in the first step."""
+    initial = buffers_of(network)
     return {
         name: _buffer(name, initial[name], b.detach())
         for name, b in backend.buffers().items()

@@ -15,7 +15,7 @@ from mpcompare.contract import Batches, State, Walk
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
-from mpcompare.tasks.task import Params, buffers_of, with_values
+from mpcompare.tasks.task import buffers_of, with_values
 from mpcompare.verdict.examine.buffers import step_errors
 from mpcompare.verdict.examine.effective_precision import effective_precision
 from mpcompare.verdict.examine.errors import clip_errors
@@ -32,11 +32,6 @@ from mpcompare.verdict.judge.drive import Drive, Gradients, NextScale
 from mpcompare.verdict.judge.errors import Errors
 
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
-
-
-def rows_of(tensors: Mapping[str, Tensor]) -> Params:
-    """Returns the tensors row by row: those that lie so are no copies."""
-    return {name: t.detach().contiguous() for name, t in tensors.items()}
 
 
 class Driver:
@@ -98,7 +93,7 @@ class Driver:
         scales = NextScale(float(self.backend.loss_scale()), self.policy.scaling.scale)
         self.found = replace(found, next_scale=scales)
         if finite and not taken.skipped:
-            self._write_update(self._without_idle(taken, batch))
+            self._write_update(self._without_idle(taken))
         if finite and self.finite is None:
             self.finite = kept
         return finite
@@ -134,7 +129,8 @@ class Driver:
         walk.through("clip")
         clipped = grads if walk.in_one_piece or task.clip_norm is None else Stored(backend.grads())
         walk.through("step")
-        after, skipped = rows_of(backend.master_params()), bool(backend.skipped)
+        after = {name: p.detach().contiguous() for name, p in backend.master_params().items()}  # row by row, as before
+        skipped = bool(backend.skipped)
         walk.finish()
         remembered = FROM_THE_START if self.updates or self.loaded is None else self.loaded
         return Seen(
@@ -151,9 +147,9 @@ class Driver:
             return all_finite(taken.grads)
         return math.isfinite(taken.loss) and not (self.policy.skips and taken.skipped)
 
-    def _without_idle(self, taken: Seen, batch: Batches) -> Seen:
+    def _without_idle(self, taken: Seen) -> Seen:
         """Writes down whether parameters without a gradient moved, and returns the step without their gradients."""
-        names = idle(self.subject.examined, self.rule.task.loss_fn, batch, taken.grads, taken.before)
+        names = idle(self.subject.examined, self.rule.task.loss_fn, taken.batch, taken.grads, taken.before)
         self.found.idle.append(moved_ones(names, taken.before, taken.after))
         if not names:
             return taken

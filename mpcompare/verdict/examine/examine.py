@@ -20,7 +20,7 @@ from typing import Any
 from mpcompare.contract import Stepper, promises_of
 from mpcompare.precision import Precision
 from mpcompare.race.orders import Progress
-from mpcompare.tasks.task import buffers_of, with_values
+from mpcompare.tasks.task import with_values
 from mpcompare.verdict.examine.again import again
 from mpcompare.verdict.examine.aged import age_of, aged
 from mpcompare.verdict.examine.attempts import Attempts
@@ -133,7 +133,7 @@ def _at_the_end(subject: Subject, stepper: Stepper, rows: StepRows, attempts: At
     """Looks at what training left, and takes the step that follows; ``counts`` is whether exponents are counted."""
     trained, batch = stepper.backend, next(islice(subject.batches(), rows[-1]["step"], None))
     network = with_values(subject.model, trained.master_params(), trained.buffers())
-    attempts.found["buffers"] = buffers_of_backend(buffers_of(subject.model), trained)
+    attempts.found["buffers"] = buffers_of_backend(subject.model, trained)
     attempts.found["held_out"] = subject.held_out_by(trained)
     nothing = {"last": Gradients(math.nan, math.nan, math.nan)}
     attempts.found |= attempts.take("last", lambda: last(subject, stepper, rows, network, batch, attempts), nothing)

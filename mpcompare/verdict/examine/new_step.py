@@ -34,7 +34,7 @@ def new_step(subject: Subject, network: nn.Module, scale: float, batch: Batches,
     kept = Stored(grads)
     if new.buffers():
         walk.finish()
-    return Exact(loss, kept, dict(Stored(new.buffers())), 0.0)
+    return Exact(loss, kept, dict(Stored(new.buffers())))
 
 
 def starts_anew(backend: Any, params: Params, buffers: Params) -> State:

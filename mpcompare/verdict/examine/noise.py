@@ -17,7 +17,7 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import seed_step, state
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import buffers_of, params_of, with_values
+from mpcompare.tasks.task import params_of, with_values
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.loss_scale import StepRows
@@ -73,7 +73,7 @@ def train_again(subject: Subject, rows: StepRows, number: int, of: int) -> Gener
     changes += ["rows in another order"] if reorders else []
     changes += [] if keeps_scale or not scaling.scales else [f"loss scale {scaling.scale:g}"]
     moved = numerics.sketch_of_change(start, stepper.backend.master_params())
-    buffers = buffers_of_backend(buffers_of(subject.model), stepper.backend)
+    buffers = buffers_of_backend(subject.model, stepper.backend)
     held_out = subject.held_out_by(stepper.backend)
     return NoiseRun(", ".join(changes), losses, skipped, moved, buffers, held_out, digest.moves())
 

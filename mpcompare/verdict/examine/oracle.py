@@ -45,8 +45,8 @@ class Exact:
 
     loss: float  # of the batch
     grads: Mapping[str, Tensor]  # of every parameter that the loss depends on, float64
-    buffers: Params  # after the step (running statistics), float64
-    loss_noise: float  # standard deviation of the loss if each stored activation is rounded once
+    buffers: Params = field(default_factory=dict)  # after the step (running statistics), float64
+    loss_noise: float = 0.0  # standard deviation of the loss if each stored activation is rounded once
     # ``numerics.exponents`` of ``activations``, ``gradients of activations`` (by layer) and ``gradients of weights``
     # (by parameter); empty unless they were asked for
     exponents: Counts = field(default_factory=dict)

@@ -77,7 +77,7 @@ def _two_steps(subject: Subject, scaling: LossScale) -> _Taken:
     params = Stored(backend.master_params())
     walk = Walk(backend, subject.first_batches[1], lr)
     loss, grads = gradients_of(walk)
-    step = Exact(loss, Stored(grads), {}, 0.0)
+    step = Exact(loss, Stored(grads))
     walk.finish()
     ends = Stored({**backend.master_params(), **backend.buffers()})
     return _Taken(state, params, step, float(backend.loss_scale()), ends, updates, lr)

@@ -88,9 +88,11 @@ class Seen:
         )
 
     def in_part(self) -> "Seen":
-        """Returns the step with some elements of each tensor."""
+        """Returns the update of the step: some elements of each tensor, and no buffers."""
         return replace(
             self,
+            buffers={},
+            buffers_after={},
             before=some_of(self.before),
             after=some_of(self.after),
             grads=some_of(self.grads),

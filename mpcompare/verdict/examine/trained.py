@@ -50,7 +50,7 @@ class KeptStep(Walk):
         most: int | None = None,
         at_the_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """``most`` is the number of elements of each tensor, at most; the others are attributes, or those of a walk."""
+        """``most`` is the number of elements of each tensor, at most; the others are attributes, or a walk's."""
         super().__init__(backend, batches, lr, at_the_end)
         kinds = backend.state_dict()["optimizer"]
         self.lr, self.updates, self.steps, self.most = float(lr), updates, steps, most

@@ -140,6 +140,12 @@ def test_a_norm_of_two_numbers_passes_down_roundings(width):
     assert seen.defects == [], str(seen)
 
 
+def test_a_norm_of_one_number_passes_down_its_eps():
+    torch.manual_seed(0)
+    seen = watched(nn.Sequential(nn.Linear(8, 1), nn.RMSNorm(1), nn.Linear(1, 5)), autocast=False)
+    assert seen.defects == [], str(seen)
+
+
 class Recursive(nn.Module):
     """A network that returns the loss of a batch, and calls its own forward for that."""
 

@@ -65,8 +65,19 @@ def values_of(args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType(
             yield value
 
 
-# Operators that torch has in 16 bits and not in float64, as functions that compute in any dtype.
-IN_FULL: dict[Any, Callable[..., Any]] = {torch._grouped_mm: grouped_product}
+def rms_norm(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """Returns what torch's norm of this name makes of numbers in 16 or 32 bits. Without an eps it takes fp32's."""
+    return torch.rms_norm(input, normalized_shape, weight, torch.finfo(torch.float32).eps if eps is None else eps)
+
+
+# Functions of torch that have no kernel for float64, or another eps there, as functions that compute in any dtype.
+IN_FULL: dict[Any, Callable[..., Any]] = {
+    torch._grouped_mm: grouped_product,
+    torch.rms_norm: rms_norm,
+    nn.functional.rms_norm: rms_norm,
+}
 
 
 def call_widened(func: Any, args: Any, kwargs: Any, dtype: torch.dtype, stored: torch.dtype | None = None) -> Any:

@@ -1,6 +1,7 @@
 """Right loops whose parts are those of published libraries: none has a defect, and what is there to see is seen."""
 
 import contextlib
+import copy
 import functools
 
 import pytest
@@ -144,6 +145,30 @@ def test_a_norm_of_one_number_passes_down_its_eps():
     torch.manual_seed(0)
     seen = watched(nn.Sequential(nn.Linear(8, 1), nn.RMSNorm(1), nn.Linear(1, 5)), autocast=False)
     assert seen.defects == [], str(seen)
+
+
+@pytest.mark.parametrize("norm", [nn.InstanceNorm1d(16), nn.GroupNorm(16, 16), nn.BatchNorm1d(16)])
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_norm_in_16_bits_keeps_its_statistics_so(norm, adds):
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Conv1d(8, 16, 1), copy.deepcopy(norm), nn.Linear(16, 5)
+
+        def forward(self, x):
+            h = self.first(x)
+            normed = self.norm(h)
+            return self.last((h + normed if adds else normed).relu().mean(-1))
+
+    torch.manual_seed(0)
+    model = Normed().bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=10.0)
+    numbers = 1 if isinstance(norm, nn.BatchNorm1d) else 2  # of two images, or of one
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        x, y = torch.randn(2, 8, numbers), torch.randint(5, (2,))
+        F.cross_entropy(model(x.bfloat16()).float(), y).backward()
+        optimizer.step()
+    assert [d for d in seen.defects if d.cause != "no master weights"] == [], str(seen)
 
 
 class Recursive(nn.Module):

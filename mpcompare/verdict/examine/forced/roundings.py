@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mpcompare.dtypes import HALF
 from mpcompare.precision import FP16, FP32, Precision
 from mpcompare.verdict.examine.numerics import chunks
 from mpcompare.verdict.examine.widened import values_of
@@ -74,15 +75,20 @@ class Roundings(TorchDispatchMode):
         scale: the loss scale, by which gradients are larger where fp16 rounds them.
         before_bias: whether a product is rounded before its bias is added, as Keras and Flax compute it.
         convolves_in: the format in which convolutions are summed.
+        cancels_in: the format in which torch computes operators whose terms cancel; None where each of them is one
+            operation, and its result is rounded.
     """
 
     convolves_in = torch.float32
+    cancels_in: torch.dtype | None = None
 
     def __init__(self, precision: Precision, scale: float = 1.0, before_bias: bool = False) -> None:
         super().__init__()
         self.before_bias = before_bias
         self.u, self.sample, self.on, self.backward = precision.unit_roundoff, 0, False, False
         self.constant = False  # nothing is rounded but the result, as it is stored
+        if self.u == FP32.unit_roundoff:
+            self.cancels_in = torch.float32
         self.smallest = FP16.smallest_subnormal if precision.storage == FP16 else 0.0
         self.scale = scale
         self.quantities = WeakIdKeyDictionary()  # those that autograd does not see
@@ -94,9 +100,9 @@ class Roundings(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         in_16_bits = self.on and func in CONVOLUTIONS and self.convolves_in is not torch.float32
         if in_16_bits:
-            result = self._in_16_bits(func, args)
-        elif self.on and func._schema.name in CANCELLING and self.u == FP32.unit_roundoff:
-            result = _in_fp32(func, args, kwargs or {})
+            result = self._narrowly(func, args, kwargs or {}, self.convolves_in)
+        elif self.on and func._schema.name in CANCELLING and self.cancels_in is not None:
+            result = self._narrowly(func, args, kwargs or {}, self.cancels_in)
         elif self.on and self.before_bias and func in (ADDMM, CONVOLUTION) and not kwargs:
             result = self._without_bias(func, args)
         else:
@@ -106,12 +112,18 @@ class Roundings(TorchDispatchMode):
                 self.round_(value)
         return result
 
-    def _in_16_bits(self, func: Any, args: Any) -> Any:
-        """Returns what a convolution of numbers in 16 bits comes to. The gradient of its output, which it is given
-        first, is scaled as in the step: without its loss scale fp16 would not hold it."""
-        scale = self.scale if func is CONVOLUTION_BACKWARD else 1.0
-        given = tree_map_only(Tensor, lambda t: t.to(self.convolves_in), (args[0] * scale, *args[1:]))
-        return tree_map_only(Tensor, lambda t: t.to(args[0].dtype) / scale, func(*given))
+    def _narrowly(self, func: Any, args: Any, kwargs: Any, format: torch.dtype) -> Any:
+        """Returns what torch makes in a format of fewer digits. The gradient of its output, which an operator of
+        backward is given first, is scaled as in the step: without its loss scale fp16 would not hold it."""
+        wide, scale = args[0].dtype, self.scale if "backward" in func._schema.name and format in HALF else 1.0
+
+        def narrow(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value.to(format) if value.dtype is wide else value
+            return format if value is wide else value
+
+        args, kwargs = tree_map(narrow, ((args[0] * scale, *args[1:]), kwargs))
+        return tree_map_only(Tensor, lambda t: t.to(wide) / scale if t.dtype is format else t, func(*args, **kwargs))
 
     def _without_bias(self, func: Any, args: Any) -> Tensor:
         """Returns a product whose bias is added to what the precision has of it."""
@@ -171,19 +183,6 @@ class Roundings(TorchDispatchMode):
         """Returns a number from 0 to 1 that depends on the sample, and on some of the elements of ``value``."""
         some = value[:: max(1, value.numel() // SEEDS)].contiguous().cpu().numpy().tobytes()
         return random.Random(zlib.crc32(some, self.sample)).random()
-
-
-def _in_fp32(func: Any, args: Any, kwargs: Any) -> Any:
-    """Returns what torch makes in fp32, of numbers in float64."""
-    double, single = torch.float64, torch.float32
-
-    def narrow(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.float() if value.dtype is double else value
-        return single if value is double else value
-
-    args, kwargs = tree_map(narrow, (args, kwargs))
-    return tree_map_only(Tensor, lambda t: t.double() if t.dtype is single else t, func(*args, **kwargs))
 
 
 @contextmanager

@@ -17,16 +17,17 @@ from mpcompare.contract import Batches
 from mpcompare.dtypes import HALF, dtype_name, torch_dtype
 from mpcompare.instruments import heap
 from mpcompare.precision import Precision
+from mpcompare.tasks.cast import NORMS
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.errors import gradient_errors
-from mpcompare.verdict.examine.forced.call import Point
+from mpcompare.verdict.examine.forced.call import Point, is_torchs
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps, carried_to_gradients, carried_to_places
 from mpcompare.verdict.examine.forced.hooks import without_hooked
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import FP32, Errors
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
-from mpcompare.verdict.examine.forced.record import Record
+from mpcompare.verdict.examine.forced.record import OUTPUT, Record, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
 from mpcompare.verdict.examine.forced.weights import in_dtype
@@ -136,7 +137,12 @@ def _take_samples(
         OtherPathError: each of them does.
     """
     heap.trim()  # they have tensors of other sizes than the exact replay, and all of them alike
-    taken, other = 0, None
+    taken, other, cancels_in = 0, None, roundings.cancels_in
+    short = _norms_in_16_bits(recorded)
+
+    def whose(_: str, layer: str) -> None:
+        roundings.cancels_in = storage if layer in short else cancels_in
+
     for roundings.sample in range(MOST):
         if taken == SAMPLES and not errors.blind():
             break
@@ -146,7 +152,7 @@ def _take_samples(
 
         again = _replay(recorded, known.dtype, compare, roundings.passing)
         # The first call of a checkpoint has no gradients. It is rounded as the second, or a layer's call is not found.
-        again.operand, again.storage = roundings.quantity, storage
+        again.operand, again.storage, again.whose = roundings.quantity, storage, whose
         again.summed, again.known = roundings.round_, known
         again.stored = lambda value: roundings.round_(value.clone())
         again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), recorded.seen(name, g))
@@ -161,6 +167,18 @@ def _take_samples(
             errors.sample(roundings, Point("buffer", name), b)
     if not taken and other is not None:
         raise other
+
+
+def _norms_in_16_bits(recorded: Recorded) -> set[str]:
+    """Returns the names of torch's own norms that had numbers of 16 bits alone: torch keeps their statistics so, too,
+    and what they pass down is a small rest of terms that are rounded."""
+    found = set()
+    for name, calls in recorded.record.calls.items():
+        module = recorded.network.get_submodule(name) if name != OUTPUT else None
+        formats = [{*c.held.values(), *(v.dtype for v in (*c.inputs, *c.outputs) if is_real(v))} for c in calls]
+        if isinstance(module, NORMS) and is_torchs(module) and all(kinds <= set(HALF) for kinds in formats):
+            found.add(name)
+    return found
 
 
 def _sum_terms(

@@ -1,7 +1,7 @@
 """Defects of updates, compared with the rule of their optimizer, and of the loss scale, compared with its policy."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,13 @@ from mpcompare.verdict.examine.layers import owners
 from mpcompare.verdict.findings import Recipe
 from mpcompare.verdict.judge import optimizer as of_optimizer
 from mpcompare.verdict.judge.check import listed
+from mpcompare.verdict.judge.drive import UpdateError
 from mpcompare.watching.defect import Defect, as_examined, failed
 from mpcompare.watching.examining import Updates
 from mpcompare.watching.looking import Look
 
 MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
-FEW = 5  # elements that tell whether weights are rounded at random
+FEW = 7  # elements: rounding at random leaves none of them where so many are expected in a part 1e-3 of all cases
 LOST = 0.5  # the share of updates that are rounded away from which a tensor does not train
 
 
@@ -31,7 +32,7 @@ def of_updates(look: Look, updates: Mapping[str, Updates]) -> Iterator[Defect]:
         yield from failed(of_optimizer.of_passes(run, {where: replace(update.drive, updates=kept)}))
         yield from _moments(update)
         yield from _rule(look, name, update)
-        yield from _lost(look, update)
+        yield from _lost(look, name, update)
 
 
 def _moments(update: Updates) -> Iterator[Defect]:
@@ -53,23 +54,32 @@ def _rule(look: Look, name: str, update: Updates) -> Iterator[Defect]:
         yield Defect("weight decay", adam[0], because + "to the gradient, as Adam does: both moments take it up")
 
 
-def _lost(look: Look, update: Updates) -> Iterator[Defect]:
+def _lost(look: Look, optimizer: str, update: Updates) -> Iterator[Defect]:
     """Yields the roles of tensors that are kept in 16 bits and do not train: their updates are rounded away."""
+    short = {name for name, p in look.params.items() if p.dtype.itemsize == 2}
+    errors = [(n, e) for each in update.drive.updates for n, e in each.items() if n in short]
+    if _at_random([e for _, e in errors], any(t.drew for t in look.taken if t.optimizer == optimizer)):
+        return
     layers = owners(look.network, [], {})
     compensated = {name for step in look.taken for name, state in step.state_after.items() if _more(state)}
     by_role: dict[str, list[str]] = {}
     shares: dict[str, float] = {}
-    for each in update.drive.updates:
-        for name, e in each.items():
-            at_random = e.should_far >= FEW and 2 * e.far > e.should_far
-            if look.params[name].dtype.itemsize == 2 and e.lost > LOST and not at_random and name not in compensated:
-                by_role.setdefault(layers[name].role or "weights", []).append(name)
-                shares[name] = max(shares.get(name, 0.0), e.lost)
+    for name, e in errors:
+        if e.lost > LOST and name not in compensated:
+            by_role.setdefault(layers[name].role or "weights", []).append(name)
+            shares[name] = max(shares.get(name, 0.0), e.lost)
     for kind, names in by_role.items():
         names = list(dict.fromkeys(names))
         most = 100 * max(shares[n] for n in names)
         because = f"{listed(names)} ({kind}) are kept in 16 bits, and {most:.0f} % of their updates are rounded away"
         yield Defect("no master weights", names[0], because)
+
+
+def _at_random(errors: Sequence[UpdateError], drew: bool) -> bool:
+    """Returns whether an optimizer rounds weights at random: it does so with all of them. Where it drew random numbers,
+    and few of its weights would tell, it may."""
+    far, should_far = sum(e.far for e in errors), sum(e.should_far for e in errors)
+    return 2 * far > should_far or (drew and should_far < FEW)
 
 
 def _more(state: Mapping[str, Any]) -> list[str]:

@@ -190,7 +190,8 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> U
                 by_known.setdefault(len(errors), {}).update(tried[0][1])
         errors.append(found)
         moments[number + 1] = kept
-        nothing = not any(e.lost > e.lost_in_fp32 for e in found.values())
+        # Weights may stay as they are where roundings take all of an update away, or at random.
+        nothing = step.drew or not any(e.lost > e.lost_in_fp32 for e in found.values())
         steps.append(said if seen.moved or not nothing else replace(said, moved=True))
     if odd and not _is_another(optimizer, odd[0], compute) and _is_mistake(odd, compute, but=EPS_BEFORE):
         wrong += odd

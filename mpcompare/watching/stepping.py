@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.dtypes import dtype_name
+from mpcompare.generators import DeviceGenerator
 from mpcompare.loss_scale import LossScale
 from mpcompare.verdict.examine.forced.record import in_backward
 from mpcompare.verdict.examine.numerics import numbers, total_norm
@@ -34,6 +35,8 @@ class Steps:
         self.scaling = False  # whether it multiplies a loss at the moment
         self.unscaled = False  # whether it has divided the gradients
         self._by_scaler = False  # whether it calls ``step``
+        self._generator = DeviceGenerator(next(iter(sums.params.values())).device)
+        self._drawn = self._generator.get()  # its state before the step that is under way
 
     def before(self, name: str, args: Any, kwargs: Any) -> Any:
         """Looks at what an optimizer is given; where a closure makes that, at the end of the closure."""
@@ -68,7 +71,7 @@ class Steps:
                 taken.norm = total_norm({n: numbers(g) for n, g in found.items()}, 2.0) * by
         taken.row_by_row = frozenset(n for n, g in found.items() if g.is_sparse and not g.is_coalesced())
         taken.by_scaler = self._by_scaler
-        self.step = taken
+        self.step, self._drawn = taken, self._generator.get()
 
     def _taken(self, name: str) -> Taken:
         """Returns a step that an optimizer is about to take."""
@@ -105,7 +108,7 @@ class Steps:
     def after(self, name: str) -> None:
         """Looks at what an optimizer has made."""
         if (taken := self.step) is not None:
-            self.step = None
+            self.step, taken.drew = None, not torch.equal(self._drawn, self._generator.get())
             inf = getattr(self.attached.optimizers[name], "found_inf", None)  # of a fused one
             taken.skipped = inf is not None and bool(inf)
             self._finish(taken)

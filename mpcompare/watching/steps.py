@@ -109,6 +109,7 @@ class Taken:
     # the parameters whose gradient is sparse, and has several parts of a row, which are added one by one
     row_by_row: frozenset[str] = frozenset()
     closures: int = 0  # how often the optimizer called its closure again
+    drew: bool = False  # whether the optimizer drew random numbers of torch
     in_backward: bool = False  # whether a hook of backward took the step, when the gradient of a parameter was there
 
     @property

@@ -88,3 +88,36 @@ def test_an_optimizer_of_a_library_has_no_defect(kind):
             optimizer.step()
     assert seen.defects == [], str(seen)
     assert seen.facts["updates"] == 3
+
+
+class AtRandom(torch.optim.Optimizer):
+    """SGD that rounds weights in bf16 at random, or to the nearest."""
+
+    def __init__(self, params, lr, at_random):
+        super().__init__(params, {"lr": lr, "at_random": at_random})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                bits = (p.float() - group["lr"] * p.grad.float()).view(torch.int32)
+                below = torch.randint_like(bits, 1 << 16) if group["at_random"] else 1 << 15
+                p.copy_(((bits + below) & -65536).view(torch.float32))
+
+
+@pytest.mark.parametrize("at_random", [False, True])
+@pytest.mark.parametrize("trained", ["all", "few"])
+def test_weights_in_16_bits_may_be_rounded_at_random(at_random, trained):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 5)).bfloat16()
+    model.requires_grad_(trained == "all")
+    model[1].weight.requires_grad_()
+    optimizer = AtRandom([p for p in model.parameters() if p.requires_grad], lr=1e-2, at_random=at_random)
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            x, y = torch.randn(16, 8).bfloat16(), torch.randint(5, (16,))
+            F.cross_entropy(model(x).float(), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert ("no master weights" in [defect.cause for defect in seen.defects]) is not at_random, str(seen)
+    assert not (at_random and seen.defects), str(seen)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 DIGITS = 8  # of bf16
-NEAR, HALF = 0.05, 0.45  # of a gap: between them errors of the exact number do not decide where it went
+HALF = 0.45  # of a gap: an error of the exact number does not decide where it went
 
 
 def far_from(exact: Tensor, new: Tensor) -> tuple[int, float]:
@@ -13,6 +13,6 @@ def far_from(exact: Tensor, new: Tensor) -> tuple[int, float]:
     is away from the nearer one, in gaps. Both float64; numbers next to a neighbour, and halfway, are left out."""
     gap = torch.ldexp(torch.ones_like(exact), torch.frexp(exact).exponent - DIGITS)
     nearer = (exact - exact.div(gap).round_().mul_(gap)).abs_().div_(gap)
-    counts = (nearer > NEAR) & (nearer < HALF)
+    counts = nearer < HALF
     far = counts & ((new - exact).abs_() > gap / 2)
     return int(far.sum()), float(nearer[counts].sum())

@@ -20,7 +20,6 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes, of_all
-from mpcompare.verdict.examine.mistakes import DECOUPLED
 from mpcompare.verdict.examine.seen import Remembered, Seen
 from mpcompare.verdict.examine.update_rule import digits
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
@@ -213,14 +212,14 @@ def _is_mistake(wrong: Sequence[Wrong], compute: torch.dtype, but: str) -> bool:
 
 
 def _is_another(optimizer: torch.optim.Optimizer, wrong: Wrong, compute: torch.dtype) -> bool:
-    """Returns whether updates are those of another rule, which nobody knows: neither does the name of the class say
-    that it has this one, nor does a known mistake make them. Somebody's own optimizer may have a decay of its own, and
-    add eps before the bias correction, as the last form in Adam's paper does."""
+    """Returns whether updates are those of another rule, which nobody knows: the name of the class does not say that it
+    has this one. Somebody's own optimizer may also add eps before the bias correction, as the last form in Adam's paper
+    does."""
     step, _, _, names = wrong
+    if not is_by_name(optimizer, step.settings[names[0]]):
+        return True
     made = {mistake for mistake, each in _mistakes([wrong], compute).items() if each.excess <= 1}
-    if is_by_name(optimizer, step.settings[names[0]]):
-        return not type(optimizer).__module__.startswith("torch.optim") and made == {EPS_BEFORE}
-    return not made - {DECOUPLED, EPS_BEFORE}
+    return not type(optimizer).__module__.startswith("torch.optim") and made == {EPS_BEFORE}
 
 
 def _groups(step: Taken) -> list[list[str]]:

@@ -60,6 +60,24 @@ class AdamC(WithCount):
     """The same, whose name says that it is an Adam."""
 
 
+class Navi(torch.optim.Optimizer):
+    """Adam without a bias correction, whose name does not say that it is an Adam, as EmoNavi."""
+
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+                state["exp_avg"].lerp_(p.grad, 0.1)
+                state["exp_avg_sq"].mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+                p.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt().add_(group["eps"]), value=-group["lr"])
+
+
 class Averaged(torch.optim.Optimizer):
     """SGD that remembers a gradient, though its momentum is 0."""
 
@@ -75,7 +93,7 @@ class Averaged(torch.optim.Optimizer):
                 p.add_(kept, alpha=-group["lr"])
 
 
-@pytest.mark.parametrize("kind", [OfKernels, Adam8bit, WithCount, AdamC, Averaged])
+@pytest.mark.parametrize("kind", [OfKernels, Adam8bit, WithCount, AdamC, Navi, Averaged])
 def test_an_optimizer_of_a_library_has_no_defect(kind):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 5))

@@ -237,6 +237,42 @@ def test_a_loss_may_normalize_rows_in_16_bits():
     assert [seen.defects, seen.not_examined] == [[], []], str(seen)
 
 
+class Momentum(nn.Module):
+    """A network whose outputs are compared with keys of a momentum encoder, and with earlier ones in a queue."""
+
+    def __init__(self, format: torch.dtype) -> None:
+        super().__init__()
+        self.query, self.key = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 32)) for _ in range(2))
+        self.key.requires_grad_(False)
+        self.format = format
+        self.register_buffer("queue", F.normalize(torch.randn(64, 32), dim=1).to(format))
+
+    def forward(self, x):
+        with torch.no_grad():
+            keys = F.normalize(self.key(x + 0.1), dim=1).to(self.format)
+        rows = torch.cat([keys, self.queue])
+        self.queue = rows[:64].clone()
+        z = F.normalize(self.query(x), dim=1)
+        return z @ rows.to(z.dtype).T
+
+
+@pytest.mark.parametrize(
+    ("format", "autocast"), [(torch.bfloat16, False), (torch.float16, False), (torch.float32, True)]
+)
+def test_a_queue_of_keys_may_have_another_format(format, autocast):
+    torch.manual_seed(0)
+    model = Momentum(format)
+    optimizer = torch.optim.SGD(model.query.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                loss = F.cross_entropy(model(torch.randn(16, 8)) / 0.2, torch.arange(16))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert [seen.defects, seen.not_examined] == [[], []], str(seen)
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_a_hook_may_be_on_while_a_loop_trains_alone(after):
     """Noise is added to embeddings (NEFTune), by a hook that is put on and taken off within the block."""

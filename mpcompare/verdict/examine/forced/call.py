@@ -215,7 +215,11 @@ class Forced(torch.autograd.Function):
         passed = [_as(recorded, replay.dtype) for recorded in call.outputs]
         if call.rectified:  # below 0 the replay's own: relu makes 0 of it
             passed = [torch.where(z > 0, z, y.detach().clamp(max=0)) for z, y in zip(passed, ctx.results, strict=True)]
-        passed = [replay.operand(p) if passes else p for p, passes in zip(passed, call.passes, strict=True)]
+        # Numbers of 16 bits without a gradient, such as keys for a queue, are rounded, too. Positions in fp32 are not.
+        rounds = [
+            passes or (is_real(y) and y.dtype in HALF) for y, passes in zip(call.outputs, call.passes, strict=True)
+        ]
+        passed = [replay.operand(p) if each else p for p, each in zip(passed, rounds, strict=True)]
         untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
         if layer is not None:
             if not in_backward():  # where a checkpoint makes the operands again, backward needs these

@@ -68,6 +68,8 @@ class Replay:
     # ``stores_all``: each number of any format
     stored: Callable[[Tensor], Tensor] = lambda value: value
     stores_all: bool = False
+    # is given constants that the network casts, and the format of 16 bits, and returns those that are taken
+    cast: Callable[[Tensor, torch.dtype], Tensor] = lambda value, kind: value
     # found with ``stores_all``: the sum of (v dL/dv)^2 over all numbers v above the output of the network
     squares: float = 0.0
     # is told whose operators come next: ``forward`` or ``backward`` and a layer, or ``before LAYER`` for the work
@@ -92,7 +94,7 @@ class Replay:
         Raises:
             NotReplayedError: the network draws random numbers that the step did not draw.
         """
-        self.weights = Weights(self.network, self.dtype, self.storage)
+        self.weights = Weights(self.network, self.dtype, self.storage, self.cast)
         self.sums = GradientSums(self._calls_of_parameters(), self.weights.between, self.summed)
         self.arrived: dict[str, list[float]] = {}
         self.in_fp32: dict[str, float] = {}  # by shift of a norm or embedding held in fp32, the terms of its sum

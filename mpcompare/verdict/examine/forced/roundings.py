@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -154,19 +154,32 @@ class Roundings(TorchDispatchMode):
             self.quantities.update({t: True for t in values_of((result,)) if isinstance(t, Tensor)})
         return depends
 
-    def round_(self, value: Tensor) -> Tensor:
+    def cast(self, value: Tensor, kind: torch.dtype) -> Tensor:
+        """Returns constants that a network casts to a format of fewer digits than the precision has, such as keys that
+        go into a queue. Numbers that the format holds are not rounded."""
+        u = torch.finfo(kind).eps / 2
+        with _disable_current_modes():
+            if u <= self.u or torch.equal(value.to(kind).to(value.dtype), value):
+                return value
+            return self.round_(value.clone(), u)
+
+    def round_(self, value: Tensor, u: float | None = None) -> Tensor:
         """Rounds ``value`` in place to 1 / factor times the numbers of the precision, with a factor for each tensor:
-        equal numbers, such as those of an image's background, have equal errors, and these add up."""
+        equal numbers, such as those of an image's background, have equal errors, and these add up.
+
+        Args:
+            u: the unit roundoff; None: that of the precision.
+        """
         if not value.numel():
             return value
         if value.is_complex():
-            self.round_(torch.view_as_real(value))
+            self.round_(torch.view_as_real(value), u)
             return value
         in_row = value.is_contiguous()
         target = value.view(-1) if in_row else value.flatten()
         factor = 2 ** self._at_random(target)
         bits, digits = WHOLE[value.dtype]
-        cut = digits + round(math.log2(self.u))  # the last digits, which go: u = 2^-(those that stay)
+        cut = digits + round(math.log2(u or self.u))  # the last digits, which go: u = 2^-(those that stay)
         gap = self.smallest / (self.scale if self.backward else 1.0) * factor
         for (piece,) in chunks(target, size=PIECE):
             piece.mul_(factor)

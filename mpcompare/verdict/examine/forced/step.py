@@ -153,7 +153,7 @@ def _take_samples(
         again = _replay(recorded, known.dtype, compare, roundings.passing)
         # The first call of a checkpoint has no gradients. It is rounded as the second, or a layer's call is not found.
         again.operand, again.storage, again.whose = roundings.quantity, storage, whose
-        again.summed, again.known = roundings.round_, known
+        again.summed, again.known, again.cast = roundings.round_, known, roundings.cast
         again.stored = lambda value: roundings.round_(value.clone())
         again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), recorded.seen(name, g))
         try:

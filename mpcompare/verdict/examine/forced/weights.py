@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from mpcompare.tasks.task import sharing_parameters
-from mpcompare.verdict.examine.forced.record import in_backward
+from mpcompare.verdict.examine.forced.record import in_backward, is_real
 from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
 
 # What is asked of a parameter without its numbers.
@@ -35,12 +35,19 @@ class Weights(TorchFunctionMode):
     Attributes:
         names: by ``id`` of a parameter.
         between: by name the parameters that are used between layers, as leaves of autograd's graph.
+        constant: is given constants that the network casts to a format of 16 bits, and returns those that are taken.
         asked: the formats of 16 bits that the network itself has asked for since somebody emptied it.
     """
 
-    def __init__(self, network: nn.Module, dtype: torch.dtype, stored: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        dtype: torch.dtype,
+        stored: torch.dtype | None = None,
+        constant: Callable[[Tensor, torch.dtype], Tensor] = lambda value, kind: value,
+    ) -> None:
         super().__init__()
-        self.stored = stored
+        self.stored, self.constant = stored, constant
         self.dtype, self.names = dtype, {id(p): name for name, p in network.named_parameters()}
         self.held: Mapping[str, torch.dtype] = {}  # by name the dtypes in which the step held them
         self.between: dict[str, Tensor] = {}
@@ -79,8 +86,10 @@ class Weights(TorchFunctionMode):
             return self.dtype
         if any(id(v) in self.names for v in values_of(args, kwargs)):
             args, kwargs = tree_map_only(nn.Parameter, self.taken, (args, kwargs))
-        self.asked |= asked_of(func, args, kwargs)
-        return call_widened(func, args, kwargs, self.dtype, self.stored)
+        self.asked |= (asked := asked_of(func, args, kwargs))
+        result = call_widened(func, args, kwargs, self.dtype, self.stored)
+        is_constant = is_real(result) and not result.requires_grad
+        return self.constant(result, asked.pop()) if asked and is_constant else result
 
 
 def backward(ends: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:

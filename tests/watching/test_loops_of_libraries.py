@@ -298,6 +298,30 @@ def test_a_hook_may_be_on_while_a_loop_trains_alone(after):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("of", ["layers", "network"])
+def test_hooks_may_add_noise_to_weights_and_take_it_away(of, autocast):
+    """Backward has the noise in the copies that autocast makes, and no noise in fp32."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 5))
+    before = {}
+
+    def noisy(module, args):
+        for p in module.parameters():
+            before[p] = p.detach().clone()
+            p.data.add_(torch.randn_like(p))
+
+    def quiet(module, args, output):
+        for p in module.parameters():
+            p.data.copy_(before[p])
+
+    for module in [model] if of == "network" else [model[0], model[2]]:
+        module.register_forward_pre_hook(noisy)
+        module.register_forward_hook(quiet)
+    seen = watched(model, autocast)
+    assert [seen.defects, seen.not_examined] == [[], []], str(seen)
+
+
 def test_a_network_may_keep_the_handle_of_a_hook():
     """As those of transformers do, whose embeddings require gradients for a checkpoint."""
     torch.manual_seed(0)

@@ -102,6 +102,13 @@ class ForcedLayer:
         own = {} if is_torchs(self.module) else params
         return {name: (p.data_ptr(), float(spread(p, FEW).double().sum())) for name, p in own.items()}
 
+    def copied(self, call: Call, replay: Any) -> set[str]:
+        """Returns the names of the parameters of which a call made copies in 16 bits, and which the network also uses
+        outside of layers. It may write into them before backward, as hooks that add noise to weights do."""
+        half, weights = half_of(self.module, call), replay.weights
+        cast = [each for each in self.module.named_parameters() if half not in (None, call.held.get(each[0]))]
+        return {name for name, p in cast if weights.names[id(p)] in weights.between}
+
     def note_in_fp32(self, name: str, full: str, terms: float, replay: Any) -> None:
         """Notes that a parameter, ``full`` in the network, is held in fp32, with the number of its gradient's terms."""
         if name == "weight" and not isinstance(self.module, (nn.Embedding, nn.EmbeddingBag)):
@@ -202,6 +209,7 @@ class Forced(torch.autograd.Function):
             with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
                 ctx.results = layer.forward(ctx.values, ctx.params)
             written = {name for name, mark in layer.marks(ctx.params).items() if mark != marks[name]}
+            written |= layer.copied(call, replay)
             replay.whose("", name)
         for place, (recorded, y) in enumerate(zip(call.outputs, ctx.results, strict=False)):
             if is_real(recorded) and is_real(y):

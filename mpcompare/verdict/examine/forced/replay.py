@@ -107,6 +107,7 @@ class Replay:
         self.zero = torch.zeros((), dtype=self.dtype, device=self.device)
         calls = self.record.calls[OUTPUT]
         self.weights.held = calls[0].held if calls else {}
+        self.weights.autocast = any(call.autocast for each in self.record.calls.values() for call in each)
         seed_step(EXAMINED)
         with (
             fp32_products.tf32(False),

@@ -14,15 +14,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
+from mpcompare.dtypes import HALF
 from mpcompare.tasks.task import sharing_parameters
 from mpcompare.verdict.examine.forced.record import in_backward, is_real
-from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
+from mpcompare.verdict.examine.widened import PRODUCTS, asked_of, call_widened, values_of
 
 # What is asked of a parameter without its numbers.
 ASKED = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__} | {
     vars(torch._C.TensorBase)[name].__get__
     for name in ("shape", "device", "requires_grad", "is_cuda", "is_leaf", "ndim", "layout")
 }
+# Functions whose operands autocast casts to 16 bits.
+CAST = PRODUCTS | {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "bilinear"}
 DTYPE = vars(torch._C.TensorBase)["dtype"].__get__
 
 
@@ -50,6 +53,7 @@ class Weights(TorchFunctionMode):
         self.stored, self.constant = stored, constant
         self.dtype, self.names = dtype, {id(p): name for name, p in network.named_parameters()}
         self.held: Mapping[str, torch.dtype] = {}  # by name the dtypes in which the step held them
+        self.autocast = False  # whether the step was under autocast
         self.between: dict[str, Tensor] = {}
         self.asked: set[torch.dtype] = set()
 
@@ -77,6 +81,12 @@ class Weights(TorchFunctionMode):
                 self.between[name] = leaf.requires_grad_(value.requires_grad)
         return self.between[name]
 
+    def copied(self, value: Any) -> Any:
+        """Returns a value whose cast in 16 bits autocast makes. Nobody writes into the cast, as hooks may write into a
+        parameter before backward."""
+        taken = self.taken(value)
+        return taken if taken is value or self.held.get(self.names[id(value)]) in HALF else taken.clone()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         # Within backward only a checkpoint takes gradients: it calls the network once more.
@@ -85,7 +95,8 @@ class Weights(TorchFunctionMode):
         if func == DTYPE and id(args[0]) in self.names:
             return self.dtype
         if any(id(v) in self.names for v in values_of(args, kwargs)):
-            args, kwargs = tree_map_only(nn.Parameter, self.taken, (args, kwargs))
+            is_cast = self.autocast and getattr(func, "__name__", "") in CAST
+            args, kwargs = tree_map_only(nn.Parameter, self.copied if is_cast else self.taken, (args, kwargs))
         self.asked |= (asked := asked_of(func, args, kwargs))
         result = call_widened(func, args, kwargs, self.dtype, self.stored)
         is_constant = is_real(result) and not result.requires_grad

@@ -141,6 +141,10 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         because = f"the gradients are clipped to a norm of {usual:g} before they are divided by the loss scale "
         because += f"{found.scale:g} {where} ({found.before_unscale[0]}): what is left has a norm of "
         yield Defect("clip", "", because + f"{usual / found.scale:.3g}")
+    if (most := _clamped_scaled(taken, found)) is not None:
+        because = f"the gradients are clamped to {most:g} before they are divided by the loss scale {found.scale:g} "
+        because += f"{where} ({next(filter(_clamps, found.before_unscale))}): what is left is at most "
+        yield Defect("clip", "", because + f"{most / found.scale:.3g}")
 
 
 def _clipped_with_others(taken: Taken, found: HandedOn) -> str:
@@ -177,11 +181,34 @@ def _has_weights_added(taken: Taken, name: str) -> bool:
 
 
 def _clipped_scaled(taken: Taken, found: HandedOn) -> float | None:
-    """Returns the usual norm to which torch's function clipped gradients while they were scaled; None where it did not.
-    The loop may have changed them before, as by noise, so that no factor tells."""
+    """Returns the norm to which torch's function clipped gradients while they were scaled; None where it did not, or
+    where the user may have multiplied a norm by the scale. What the user wrote has fewer digits: 0.05, and not
+    0.05 / 1024. The loop may have changed the gradients before, as by noise, so that no factor tells."""
     norm, kind = taken.asked or (math.nan, 2.0)
-    is_usual = kind == 2 and norm in USUAL_NORMS and found.scale != 1 and bool(found.before_unscale)
-    return norm if is_usual and math.isclose(taken.norm * found.scale, norm, rel_tol=1e-4) else None
+    if kind != 2 or found.scale == 1 or not found.before_unscale or not math.isfinite(norm):
+        return None
+    is_meant = norm in USUAL_NORMS or _digits(norm) < _digits(norm / found.scale)
+    return norm if is_meant and math.isclose(taken.norm * found.scale, norm, rel_tol=1e-4) else None
+
+
+def _clamped_scaled(taken: Taken, found: HandedOn) -> float | None:
+    """Returns the number to which the loop clamped gradients while they were scaled; None where it did not, or where
+    the user may have multiplied the number by the scale."""
+    if found.scale == 1 or not taken.given or not any(map(_clamps, found.before_unscale)):
+        return None
+    sizes = torch.cat([g.abs().flatten() for g in taken.given.values()])
+    left = float(sizes.max())
+    most = left * found.scale
+    return most if int((sizes == left).sum()) > 1 and _digits(most) < _digits(left) else None
+
+
+def _clamps(part: str) -> bool:
+    return "clamp" in part
+
+
+def _digits(value: float) -> int:
+    """Returns how many decimal digits a number has, of the seven that fp32 has."""
+    return len(f"{value:.6e}".partition("e")[0].replace(".", "").strip("0"))
 
 
 def _is_like(step: Taken, before: Taken) -> bool:

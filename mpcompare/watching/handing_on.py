@@ -14,6 +14,8 @@ from mpcompare.watching.steps import Taken
 SHORT = 0.9  # the share of numbers with 16-bit digits from which all have them: a sum has them by chance at times
 SAME = 64 * UNIT_ROUNDOFF  # of factors that are one: a norm, its quotient and a product in fp32, and what they sum
 
+CLIPS = ("mul", "div", "clamp")  # parts of the names of operators that clip
+
 
 @dataclass(frozen=True)
 class HandedOn:
@@ -26,7 +28,7 @@ class HandedOn:
     factors: Mapping[str, float]  # by parameter its own factor, the loss scale included
     short: list[str]  # the parameters whose gradients have 16-bit digits, and had more of them before
     scale: float  # the loss scale in the raw gradients
-    before_unscale: list[str]  # the operators that multiplied gradients before they were unscaled, with their lines
+    before_unscale: list[str]  # the operators that clipped gradients before they were unscaled, with their lines
 
     @property
     def clip_norm(self) -> float | None:
@@ -84,7 +86,7 @@ def handed_on(step: Taken) -> HandedOn:
     parts = [part for part, _ in step.order]
     # A fused optimizer unscales in its step, after all of these.
     end = parts.index("unscale") if "unscale" in parts else len(parts) if step.unscaled else 0
-    earlier = [f"{part} at {line}" for part, line in step.order[:end] if "mul" in part or "div" in part]
+    earlier = [f"{part} at {line}" for part, line in step.order[:end] if any(word in part for word in CLIPS)]
     return HandedOn(factor * scale, one, norm, rest, factors, short, scale, earlier)
 
 

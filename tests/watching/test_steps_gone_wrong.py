@@ -82,6 +82,24 @@ def test_noise_and_a_clip_of_gradients_that_are_still_scaled():
     )
 
 
+@pytest.mark.parametrize("by", ["norm", "value"])
+@pytest.mark.parametrize("meant", [True, False])
+def test_gradients_that_are_clipped_while_they_are_scaled(by, meant):
+    """A user who multiplies the norm by the scale means that. The product has more digits than what a user writes."""
+
+    def clipped(model):
+        scale = loop.made["scaler"].get_scale() if meant else 1.0
+        if by == "norm":
+            nn.utils.clip_grad_norm_(model.parameters(), 0.003 * scale)
+        else:
+            nn.utils.clip_grad_value_(model.parameters(), 0.003 * scale)
+
+    loop = replace(TINY, dtype=torch.float16, accumulate=1, before_step=clipped)
+    found = told(loop.run(mpcompare.watch))
+    assert len(found) == (not meant)
+    assert all("to a norm of 0.003 before" in each or "clamped to 0.003 before" in each for each in found)
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_a_loss_scale_that_is_updated_between_two_optimizers(early):
     """The gradients of the second one are divided by another scale than their loss was multiplied by."""

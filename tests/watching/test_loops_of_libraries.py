@@ -237,6 +237,29 @@ def test_a_loss_may_normalize_rows_in_16_bits():
     assert [seen.defects, seen.not_examined] == [[], []], str(seen)
 
 
+class Sparse(nn.Module):
+    """A layer that trains some elements of its weight alone, as SHiRA does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 8), requires_grad=False)
+        self.values = nn.Parameter(torch.randn(20))
+        self.places = torch.stack([torch.arange(20) % 16, torch.arange(20) % 8])
+
+    def forward(self, x):
+        return F.linear(
+            x,
+            self.weight + torch.sparse_coo_tensor(self.places, self.values, self.weight.shape, check_invariants=False),
+        )
+
+
+def test_a_layer_may_add_a_sparse_tensor_to_its_weight():
+    torch.manual_seed(0)
+    seen = watched(nn.Sequential(Sparse(), nn.GELU(), nn.Linear(16, 5)), autocast=True)
+    assert [seen.defects, seen.not_examined] == [[], []], str(seen)
+    assert all(seen.sight.parameters.values()), str(seen)
+
+
 class Momentum(nn.Module):
     """A network whose outputs are compared with keys of a momentum encoder, and with earlier ones in a queue."""
 

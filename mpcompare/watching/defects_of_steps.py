@@ -182,12 +182,12 @@ def _has_weights_added(taken: Taken, name: str) -> bool:
 
 def _clipped_scaled(taken: Taken, found: HandedOn) -> float | None:
     """Returns the norm to which torch's function clipped gradients while they were scaled; None where it did not, or
-    where the user may have multiplied a norm by the scale. What the user wrote has fewer digits: 0.05, and not
-    0.05 / 1024. The loop may have changed the gradients before, as by noise, so that no factor tells."""
+    where the user may have multiplied a norm by the scale. The loop may have changed the gradients before, as by noise,
+    so that no factor tells."""
     norm, kind = taken.asked or (math.nan, 2.0)
     if kind != 2 or found.scale == 1 or not found.before_unscale or not math.isfinite(norm):
         return None
-    is_meant = norm in USUAL_NORMS or _digits(norm) < _digits(norm / found.scale)
+    is_meant = norm in USUAL_NORMS or _is_written(norm, found.scale)
     return norm if is_meant and math.isclose(taken.norm * found.scale, norm, rel_tol=1e-4) else None
 
 
@@ -199,16 +199,18 @@ def _clamped_scaled(taken: Taken, found: HandedOn) -> float | None:
     sizes = torch.cat([g.abs().flatten() for g in taken.given.values()])
     left = float(sizes.max())
     most = left * found.scale
-    return most if int((sizes == left).sum()) > 1 and _digits(most) < _digits(left) else None
+    return most if int((sizes == left).sum()) > 1 and _is_written(most, found.scale) else None
 
 
 def _clamps(part: str) -> bool:
     return "clamp" in part
 
 
-def _digits(value: float) -> int:
-    """Returns how many decimal digits a number has, of the seven that fp32 has."""
-    return len(f"{value:.6e}".partition("e")[0].replace(".", "").strip("0"))
+def _is_written(value: float, scale: float) -> bool:
+    """Returns whether a user wrote a number as it is, and not its part by the loss scale: 0.05 has few digits, and
+    0.05 / 1024 has all that fp32 has. A number that is computed has them all, too."""
+    few, all_of = (len(f"{each:.6e}".partition("e")[0].replace(".", "").strip("0")) for each in (value, value / scale))
+    return few <= 3 and all_of == 7
 
 
 def _is_like(step: Taken, before: Taken) -> bool:

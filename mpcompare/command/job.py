@@ -57,7 +57,7 @@ def run(
         from mpcompare.shared import Shared
 
         if drive is None and is_sweep(cfg):
-            expected = "is that of a sweep, which goes on by -m and its launcher side_by_side; name one of its runs"
+            expected = "is the folder of a sweep: name one of its runs, or go on with all by -m (launcher side_by_side)"
             raise InputError("resume", cfg.resume, expected)
         recorder.result["config"] = OmegaConf.to_container(cfg, resolve=True)
         alone_here = compiled() if drive is None else nullcontext()

@@ -91,7 +91,7 @@ def read(path: Path) -> list[Job]:
             raise InputError("race", path, expected)
     for entrant in document["entrants"]:
         if (name := PurePosixPath(entrant["name"])).is_absolute() or ".." in name.parts:
-            raise InputError("race", path, f"expected a folder below that of the sweep, and not {name}")
+            raise InputError("race", path, f"expected a folder below the folder of the sweep, and not {name}")
     sweep = path.absolute().parent.parent
     return [Job(sweep, entrant["name"], entrant["record"], entrant["hydra"]) for entrant in document["entrants"]]
 

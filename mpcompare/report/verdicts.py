@@ -47,7 +47,7 @@ def judge_run(run: Run, reference: Run) -> Verdict:
     if examined is None or beside is None:
         return Verdict(Word.NOT_EXAMINED, *_why_not(run, reference), reference.name)
     if fields := differing(run, reference):
-        return Verdict(Word.NOT_COMPARABLE, fields[0], f"{fields[0]} is not that of {reference.name}", reference.name)
+        return Verdict(Word.NOT_COMPARABLE, fields[0], f"{fields[0]} is different in {reference.name}", reference.name)
     return replace(judge(examined, beside), reference=reference.name)
 
 

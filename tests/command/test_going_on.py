@@ -69,7 +69,7 @@ def test_another_sweep_is_one_line_before_anything_begins(cli, swept, tmp_path):
         assert not list((tmp_path / f"wrong{number}").rglob("result.json"))
     ended = cli(*SMALL, "backend=amp", "resume=swept", "hydra.run.dir=one")
     assert ended.code == 2
-    assert "resume=swept: is that of a sweep" in ended.err
+    assert "resume=swept: is the folder of a sweep" in ended.err
     file = swept / "0-amp-auto" / "result.json"
     file.write_text(file.read_text().replace('"format_version": 2', '"format_version": 1'))
     ended = cli(*SWEEP, "seed=0,1", "resume=swept", "hydra.sweep.dir=other")

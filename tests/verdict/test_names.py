@@ -274,7 +274,7 @@ class FirstLayerInTheOther(Amp):
 def test_operands_in_the_other_format_of_16_bits_are_another_precision(precision):
     verdict = judged(FirstLayerInTheOther, WIDE, precision)
     assert (verdict.word, verdict.cause) == ("differs", "precision"), verdict.because
-    assert verdict.because.endswith("the gradients are those of " + {"bf16": "fp16", "fp16": "bf16"}[precision])
+    assert verdict.because.endswith("the gradients are as in " + {"bf16": "fp16", "fp16": "bf16"}[precision])
 
 
 class ClipsInWords(Amp):
@@ -299,5 +299,5 @@ class ClipsInWords(Amp):
 def test_gradients_that_are_not_clipped_at_sharp_weights_alone_are_named():
     verdict = judged(ClipsInWords, replace(NORMED, clip_norm=3.0))
     assert (verdict.word, verdict.cause) == ("differs", "clip"), verdict.because
-    assert "those of the first step are right, and at sharp weights" in verdict.because
+    assert "the gradients of the first step are right, and at sharp weights" in verdict.because
     assert verdict.because.endswith("over clip_norm, they are not clipped")

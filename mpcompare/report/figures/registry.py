@@ -115,13 +115,13 @@ _FIGURES = (
     ReportFigure(gradient_error, "Errors of the gradients",
                  "Each dot is the distance of a gradient from the exact one, and beside it that distance over its "
                  "limit: what lies right of the line breaks its limit."),
-    ReportFigure(noise, "Loss beside the noise",
+    ReportFigure(noise, "Loss compared with the noise",
                  "The grey band is how far correct runs lie from each other; a line that stays below the dashed limit "
                  "cannot be told from the reference."),
     ReportFigure(exponents, "Exponents",
                  "Each curve is the share of a tensor's values by power of two; what lies left of a limit underflows "
                  "in fp16, what lies right of it overflows."),
-    ReportFigure(update_ratio, "Updates beside their weights",
+    ReportFigure(update_ratio, "Updates compared with their weights",
                  "Updates left of a dashed line are too small for that format, and are lost if the weights are stored "
                  "in it."),
     ReportFigure(dtypes, "Precision of each layer",

@@ -58,7 +58,7 @@ def _part(part: SubFigure, drawn: tuple[Judged, Mapping[str, float]]) -> None:
     title = histograms.source(run) + ("\n" if left_out else "")  # above the names that are left out
     axes.set_title(title, fontsize=9, loc="left", pad=16)
     axes.set_xlabel("lr |gradient| / |weight|   (at the left: gradient exactly 0)\n"
-                    "an update below half the gap beside its weight is lost: at most those left of the line",
+                    "an update below half the gap next to its weight is lost: at most those left of the line",
                     fontsize=9)  # fmt: skip
 
 

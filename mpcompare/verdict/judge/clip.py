@@ -41,7 +41,7 @@ def _clip(name: str, clip: Clip, scales: Sequence[float], u: float) -> Checks:
     if clip.should_norm is not None:
         because = f"it says that the gradients' norm is {clip.norm:.6g} in {name}, and it is {before:.6g}"
         known = [scale for scale in scales if math.isclose(clip.norm, scale * before, rel_tol=1e-3)]
-        because += f": that of gradients times the loss scale {known[0]:g}" if known else ""
+        because += f": the norm of gradients times the loss scale {known[0]:g}" if known else ""
         yield Check(f"norm in {name}", abs(clip.norm - before), error * before + tiny, "clip", because)
     factor = factor_of_norm(before, clip.clip_norm) if clip.should_factor is None else clip.should_factor
     why = _factors(clip, scales) if clip.should_norm is not None else ""
@@ -86,8 +86,8 @@ def _known_norms(norm: float, own: list[float], scales: Sequence[float]) -> Iter
     yield "they are not clipped", [0.0] * len(own)
     yield "each tensor by its own norm", own
     for scale in scales:
-        yield f"the norm is that of gradients times the loss scale {scale:g}", [norm * scale] * len(own)
-        yield f"the norm is that of gradients over the loss scale {scale:g}", [norm / scale] * len(own)
+        yield f"the norm is taken of gradients times the loss scale {scale:g}", [norm * scale] * len(own)
+        yield f"the norm is taken of gradients over the loss scale {scale:g}", [norm / scale] * len(own)
     yield "the tensors' norms are added", [sum(own)] * len(own)
 
 

@@ -51,7 +51,7 @@ def checks(case: Case) -> Checks:
         cause = TECHNIQUES.get(what, "precision")
         detail = elsewhere if cause == "precision" else ""
         yield Check(f"dtype of {what}", float(dtype not in expected), 0, cause, because, detail=detail)
-    because = f"precision={precision}, and the gradients are those of {effective}"
+    because = f"precision={precision}, and the gradients are as in {effective}"
     yield Check("effective precision", float(effective != precision), 0, "precision", because, detail=elsewhere)
     yield from _products(case)
     yield from _loss(case)

@@ -69,7 +69,7 @@ def gradient_checks(
     loss_is_known = math.isfinite(run.exact_loss) and not math.isnan(loss_limit)
     explained, because = explain(Symptoms(case.run, errors, step, loss_error <= loss_limit or not loss_is_known))
     if where != FIRST and explained and first_is_right:
-        because = f"those of the first step are right, and {where} {because}"
+        because = f"the gradients of the first step are right, and {where} {because}"
     for name, e in errors.items():
         yield Check(f"gradient {where}", e.error, e.limit, cause or explained, because, tensor=name)
     real = [name for name in errors if not vanishes(name, reference, roundings)]

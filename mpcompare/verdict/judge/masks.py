@@ -65,5 +65,5 @@ def _means(what: str, own: Sequence[float], exact: Sequence[float]) -> Checks:
         return
     mean, expected = float(np.mean(own)), float(np.mean(exact))
     limit = K * t_quantile(len(exact) - 1) * float(np.std(exact, ddof=1)) * math.sqrt(1 / len(own) + 1 / len(exact))
-    because = f"with masks of its own the {what} is {mean:.5g} on average, that of the network {expected:.5g}"
+    because = f"with masks of its own the {what} is {mean:.5g} on average, and the network's is {expected:.5g}"
     yield Check(f"{what} with masks of its own", abs(mean - expected), limit, CAUSE, because)

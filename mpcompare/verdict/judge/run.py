@@ -54,7 +54,7 @@ def checks(case: Case) -> Checks:
         largest = float(reference.steps["loss"].abs().iloc[:steps].max())
         limit = max(factor * noise + 4 * FP32 * largest, jump(reference) * largest)
         apart = float(difference.max())
-        because = f"the loss is up to {apart:.1e} away from that of {reference.name}, which varies by {noise:.1e}"
+        because = f"the loss is up to {apart:.1e} away from the loss of {reference.name}, which varies by {noise:.1e}"
         yield Check(LOSS, apart, limit, "run", because)
     if steps == len(reference.steps) and not jump(reference):
         yield _weights(case, factor)
@@ -69,5 +69,5 @@ def _weights(case: Case, factor: float) -> Check:
     distance = float(np.linalg.norm(own - correct[0]))
     norm = findings.resume.weights if findings.resume else 0.0
     limit = factor * noise + len(case.reference.steps) * FP32 * norm
-    because = f"the weights are {distance:.1e} away from those of {case.reference.name} after training, which vary by "
-    return Check("weights after the run", distance, limit, "run", f"{because}{noise:.1e}")
+    because = f"the weights are {distance:.1e} away from the weights of {case.reference.name} after training, "
+    return Check("weights after the run", distance, limit, "run", f"{because}which vary by {noise:.1e}")

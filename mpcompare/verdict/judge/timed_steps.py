@@ -56,7 +56,7 @@ def _states(case: Case, timed: Timed) -> Checks:
     part = update_part(case.run, max(case.run.unit_roundoff, PRECISIONS["tf32"].unit_roundoff))
     for kind, apart in timed.record.timed_state.items():
         difference, moved = apart.difference, apart.moved
-        because = f"{kind} after a timed block: {difference:.1e} away from those of the examined backend"
+        because = f"{kind} after a timed block: {difference:.1e} away from {kind} of the examined backend"
         because += f" after the same steps, which moved by {moved:.1e}"
         limit = part * moved + math.sqrt(timed.record.timed_steps) * (FP32 + stored_coarsely(case.run)) * apart.norm
         if math.isfinite(moved):

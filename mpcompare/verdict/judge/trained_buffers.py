@@ -84,7 +84,7 @@ def _others(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Checks:
     worst = names[int(np.argmax(np.where(np.isnan(each), math.inf, each)))]
     rounded = len(case.reference.steps) * FP32 + sum_error(case.run) + case.run.unit_roundoff
     distance = float(np.linalg.norm(each))
-    because = f"buffers are {distance:.1e} of their norms away from those of {case.reference.name} after training, "
-    because += f"which vary by {noise:.1e}; the furthest is {worst}"
+    because = f"buffers are {distance:.1e} of their norms away from the buffers of {case.reference.name} after "
+    because += f"training, which vary by {noise:.1e}; the furthest is {worst}"
     limit = noise_factor(case.reference) * noise + rounded * math.sqrt(len(names))
     yield Check("buffers after the run", distance, limit, cause_of(case, worst), because)

@@ -215,8 +215,8 @@ def test_verdicts_in_words(runs):
         "mine bf16: differs as declared from amp bf16: no master weights; no other difference was found in 1 checks"
     )
     assert words("not examined", "", "") == "mine bf16: not examined"
-    assert words("not comparable", "seed", "seed is not that of 1") == (
-        "mine bf16: not comparable: seed: seed is not that of 1"
+    assert words("not comparable", "seed", "seed is different in 1") == (
+        "mine bf16: not comparable: seed: seed is different in 1"
     )
     words_alone = [answer.word for answer in answers(comparison)]
     assert words_alone == ["did not finish", "not examined", "not examined"]

@@ -76,8 +76,8 @@ def verdict(backend, task, precision):
             UnscalesByTheNextScale,
             "fp16",
             "gradient scaled",
-            "those of the first step are right, and in the step after which the loss scale grows every gradient is 0.5 "
-            "times what it should be",
+            "the gradients of the first step are right, and in the step after which the loss scale grows every "
+            "gradient is 0.5 times what it should be",
         ),
         (DoesNotGrow, "fp16", "loss scale", "loss scale 65536 after pass aged, where the policy says 131072"),
         (CountsIn16Bits, "bf16", "bias correction", "counts 2048 updates of layer1.weight after update 2049, in fp16"),

@@ -52,7 +52,7 @@ def test_weights_are_as_far_apart_as_roundings_of_their_updates_may_move_them(ru
     assert check.passed
     failed = checks(run, **apart(0.04))["weights after timed steps"]
     assert (failed.passed, failed.cause) == (False, "timed steps")
-    assert "4.0e-02 away from those of the examined backend" in failed.because
+    assert "4.0e-02 away from weights of the examined backend" in failed.because
 
 
 def test_fp16_is_finer_and_updates_of_adam_may_turn():

@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--examine", action="store_true", help="compare what was seen, too, once")
     parser.add_argument("--csv", type=Path, help="a table that gets one more row")
-    parser.add_argument("--memory", default="as it was", help="the state of the memory, in words, for the row")
+    parser.add_argument("--copies", default="on a disk", help="where TMPDIR lies, in words, for the row")
     parser.add_argument("--child", choices=["plain", "watched", "examined"])
     args = parser.parse_args()
     if args.child:
@@ -98,7 +98,7 @@ def main() -> None:
     last = found["watched"][-1]
     if args.csv:
         row: dict[str, Any] = {
-            "tokens in a step": f"{args.rows} x {args.tokens}", "memory": args.memory,
+            "tokens in a step": f"{args.rows} x {args.tokens}", "copies": args.copies,
             "plain (s)": round(times["plain"], 2), "watched (s)": round(times["watched"], 2),
             "times": round(ratio["step"], 2), "plain (GiB)": round(gib["plain"], 2),
             "watched (GiB)": round(gib["watched"], 2), "times the memory": round(ratio["memory"], 2),

@@ -97,7 +97,7 @@ def ways(precision: str, device: torch.device) -> dict[str, Callable[[nn.Module]
 
 
 def take(entrant: Entrant) -> Fields:
-    """Measures each way beside the others, if the plan asks for that. Needs ``setup`` and ``trained``. Leaves nothing.
+    """Measures all ways in turns, if the plan asks for that. Needs ``setup`` and ``trained``. Leaves nothing.
 
     Returns:
         ``batch_size``; ``seconds`` that it took; ``batches`` that were timed of each way; and by name the ``ways``:

@@ -212,8 +212,8 @@ def _is_mistake(wrong: Sequence[Wrong], compute: torch.dtype, but: str) -> bool:
 
 
 def _is_another(optimizer: torch.optim.Optimizer, wrong: Wrong, compute: torch.dtype) -> bool:
-    """Returns whether updates are those of another rule, which nobody knows: the name of the class does not say that it
-    has this one. Somebody's own optimizer may also add eps before the bias correction, as the last form in Adam's paper
+    """Returns whether another rule made updates, which nobody knows: the name of the class does not say that it has
+    this one. Somebody's own optimizer may also add eps before the bias correction, as the last form in Adam's paper
     does."""
     step, _, _, names = wrong
     if not is_by_name(optimizer, step.settings[names[0]]):

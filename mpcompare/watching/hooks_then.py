@@ -17,7 +17,7 @@ Hooks = dict[str, dict[str, dict[int, Any]]]  # by module and by kind
 
 
 def hooks_of(network: nn.Module) -> Hooks:
-    """Returns the hooks of all modules but those of a recorder."""
+    """Returns the hooks of all modules, without the hooks of a recorder."""
     return {
         name: {
             kind: {at: hook for at, hook in own.items() if not is_recorders(hook)} for kind, own in _of(module).items()

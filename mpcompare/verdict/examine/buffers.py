@@ -16,7 +16,7 @@ from mpcompare.verdict.judge.errors import Errors
 
 
 def buffers_of_backend(network: nn.Module, backend: Any) -> Buffers:
-    """Returns the buffers of a backend that training has moved from those of the ``network``; those that it left as
+    """Returns the buffers of a backend that training has moved since the initial ``network``. Buffers that it left as
     they were are compared in the first step."""
     initial = buffers_of(network)
     return {

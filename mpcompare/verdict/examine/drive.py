@@ -84,7 +84,7 @@ class Driver:
         found, taken = self.found, self._step(batch)
         finite = self._finite_gradients(taken)
         kept = replace(taken, after={})  # the backend's own would outlive it
-        if self.subject.exact.buffers and not found.steps and taken.draws_alike:  # its forward is that of the oracle
+        if self.subject.exact.buffers and not found.steps and taken.draws_alike:  # as the oracle does in forward
             self.first = kept
         found.steps.append(taken.step(finite, *self.policy.step(finite)))
         if not self.updates and taken.skipped and self.loaded is None:
@@ -187,7 +187,7 @@ class Driver:
             finite = self._compared(taken, taken.grads if taken.draws_alike else {}, again)
         if (taken := self.first) is not None:
             if again is None or taken is not self.finite:
-                # Forward does not depend on the loss scale. At that of the finite step nothing overflows.
+                # Forward does not depend on the loss scale. At the scale of the finite step nothing overflows.
                 again = self._again(taken, (self.finite or taken).scale)
             buffers = self._buffers(again.buffers)
         return finite, buffers

@@ -112,7 +112,8 @@ def _update_error(replay: UpdateReplay, name: str, seen: Seen, short_dtype: torc
 
 
 def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor, *, coarse: float = 1.0) -> float:
-    """Returns the largest error of a change over its bound: one rounding of the new weight, and those of its seen.
+    """Returns the largest error of a change over its bound: one rounding of the new weight, and the
+    roundings of its change.
 
     Args:
         step, magnitude: as ``Replay.step`` returns them.

@@ -6,7 +6,7 @@ numbers mean. All passes speak of the same things:
 subject     what is examined: a maker of backends, the network and the task
 stepper     the backend that training left, with its next learning rate
 trained     the network with the weights and buffers that training left
-batch       the one that follows those of training
+batch       the batch that follows the last one of training
 rows        those of ``steps.csv``, a training step each
 attempts    takes the passes, each of which may stop with an error; has what they found
 """

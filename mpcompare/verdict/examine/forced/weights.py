@@ -15,17 +15,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from mpcompare.dtypes import HALF
+from mpcompare.tasks.cast import PRODUCTS
 from mpcompare.tasks.task import sharing_parameters
 from mpcompare.verdict.examine.forced.record import in_backward, is_real
-from mpcompare.verdict.examine.widened import PRODUCTS, asked_of, call_widened, values_of
+from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
 
 # What is asked of a parameter without its numbers.
 ASKED = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__} | {
     vars(torch._C.TensorBase)[name].__get__
     for name in ("shape", "device", "requires_grad", "is_cuda", "is_leaf", "ndim", "layout")
 }
-# Functions whose operands autocast casts to 16 bits.
-CAST = PRODUCTS | {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "bilinear"}
 DTYPE = vars(torch._C.TensorBase)["dtype"].__get__
 
 
@@ -95,7 +94,7 @@ class Weights(TorchFunctionMode):
         if func == DTYPE and id(args[0]) in self.names:
             return self.dtype
         if any(id(v) in self.names for v in values_of(args, kwargs)):
-            is_cast = self.autocast and getattr(func, "__name__", "") in CAST
+            is_cast = self.autocast and func in PRODUCTS
             args, kwargs = tree_map_only(nn.Parameter, self.copied if is_cast else self.taken, (args, kwargs))
         self.asked |= (asked := asked_of(func, args, kwargs))
         result = call_widened(func, args, kwargs, self.dtype, self.stored)

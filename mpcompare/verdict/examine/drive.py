@@ -132,11 +132,13 @@ class Driver:
         after = {name: p.detach().contiguous() for name, p in backend.master_params().items()}  # row by row, as before
         skipped = bool(backend.skipped)
         walk.finish()
+        # Only the buffers after the first step are compared.
+        buffers_after = {} if self.found.steps else Stored(backend.buffers())
         remembered = FROM_THE_START if self.updates or self.loaded is None else self.loaded
         return Seen(
             before, after, clipped, lr, remembered, loss=loss, grads=grads, scale=scale, skipped=skipped,
             moved_early=moved_early, in_one_piece=walk.in_one_piece, draws_alike=draws_alike, norm=said_norm(backend),
-            buffers=buffers, buffers_after=Stored(backend.buffers()), batch=batch, number=int(self.rates.updates),
+            buffers=buffers, buffers_after=buffers_after, batch=batch, number=int(self.rates.updates),
             steps=len(self.found.steps),
         )  # fmt: skip
 

@@ -62,12 +62,13 @@ def of_gradients(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
 
 def _of_stale_weights(look: Look, seen: Sum, layer: str, number: int) -> Defect | None:
     """Returns a defect where a layer has the outputs of the weights of an earlier update, which have moved since."""
+    if layer not in seen.record.calls:  # it is a parameter
+        return None
     used = look.used()
     own = [name for name in seen.weights if name.startswith(f"{layer}.")]
     for before in reversed(used[: used.index(seen)]):
-        if layer not in seen.record.calls or all(same_bits(before.weights[n], seen.weights[n]) for n in own):
-            continue
-        if has_output_of(as_it_was(look.network, seen, before), seen.record, layer):
+        has_moved = not all(same_bits(before.weights[n], seen.weights[n]) for n in own)
+        if has_moved and has_output_of(as_it_was(look.network, seen, before), seen.record, layer):
             earlier = next(n for n, taken in enumerate(look.taken, start=1) if taken.sum is before)
             because = f"{layer} computes in update {number} with the weights of update {earlier}"
             if seen.autocast:

@@ -80,15 +80,13 @@ class Roundings(TorchDispatchMode):
     """
 
     convolves_in = torch.float32
-    cancels_in: torch.dtype | None = None
 
     def __init__(self, precision: Precision, scale: float = 1.0, before_bias: bool = False) -> None:
         super().__init__()
         self.before_bias = before_bias
         self.u, self.sample, self.on, self.backward = precision.unit_roundoff, 0, False, False
         self.constant = False  # nothing is rounded but the result, as it is stored
-        if self.u == FP32.unit_roundoff:
-            self.cancels_in = torch.float32
+        self.cancels_in: torch.dtype | None = torch.float32 if self.u == FP32.unit_roundoff else None
         self.smallest = FP16.smallest_subnormal if precision.storage == FP16 else 0.0
         self.scale = scale
         self.quantities = WeakIdKeyDictionary()  # those that autograd does not see

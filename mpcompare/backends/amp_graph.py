@@ -32,6 +32,10 @@ class AmpGraph(Amp):
         graph.require_cuda(device, "backend=amp_graph")
         super().__init__(model, task, precision, loss_scale)
         self.optimizer = task.optimizer.make(self.model.named_parameters(), fused=True)
+        for group in self.optimizer.param_groups:
+            if "capturable" in group:  # fused kernels are, and Adam wants it said
+                group["capturable"] = True
+        self.optimizer._warned_capturable_if_run_uncaptured = True  # the steps before the capture run without one
         self.lr = torch.full((), task.optimizer.lr, device=device)
         self.batches: Batches = []  # copies, made when the shapes are known
         self.graph = graph.StepGraph(self._whole_step)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -100,7 +101,8 @@ class Rates:
 
     A skipped step is no update, so it does not advance the schedule: else the warm-up would pass while the loss scale
     is still searched. If only a GPU knows whether a step was skipped, count and rate stay on the GPU, and nothing waits
-    for them.
+    for them. A rate that changes is rounded to fp32 in every run, as a GPU holds it: so a run that goes on takes the
+    same rates as one that was never interrupted.
 
     Attributes:
         updates: the number of updates that were taken: a number, or a 0-d int64 tensor on the device.
@@ -109,17 +111,26 @@ class Rates:
     def __init__(self, lr: float, schedule: Schedule, updates: int = 0) -> None:
         self.lr, self.schedule = lr, schedule
         self.updates: int | Tensor = updates
-        self.table: Tensor | None = None
 
     @property
     def now(self) -> float | Tensor:
         """The learning rate of the next step: a number, or a 0-d fp32 tensor on the device."""
-        if not isinstance(self.updates, Tensor):
-            return self.lr * self.schedule.factor(self.updates)
-        if self.table is None:
-            rates = [self.lr * self.schedule.factor(number) for number in range(self.schedule.length + 1)]
-            self.table = torch.tensor(rates, device=self.updates.device)
-        return torch.take(self.table, self.updates.clamp(max=self.schedule.length))
+        last = self.schedule.length
+        if last == 0:
+            return self.lr * self.schedule.factor(0)
+        if isinstance(self.updates, Tensor):
+            return torch.take(self._on_device, self.updates.clamp(max=last))
+        return self._table[min(self.updates, last)].item()
+
+    @cached_property
+    def _table(self) -> Tensor:
+        """The rates after 0, 1, ... updates, fp32."""
+        return torch.tensor([self.lr * self.schedule.factor(number) for number in range(self.schedule.length + 1)])
+
+    @cached_property
+    def _on_device(self) -> Tensor:
+        assert isinstance(self.updates, Tensor)
+        return self._table.to(self.updates.device)
 
     def count(self, skipped: bool | Tensor) -> None:
         """Counts a step that was taken, unless it was ``skipped``."""

@@ -187,7 +187,8 @@ def test_the_memory_of_a_graph_is_amps_and_a_batch_of_its_own(recorded_graphs):
 
 @pytest.mark.parametrize("device", [CUDA])
 def test_tf32_rounds_what_fp32_does_not(device):
-    """Operands have 10 bits after the point and sums are fp32, so errors are like fp16's, 2^-11, not like fp32's."""
+    """Operands have 10 bits after the point and sums are fp32, so errors are like fp16's, 2^-11, not like fp32's. The
+    gradient is that of the last layer: in front of a relu an input near 0 may change its sign, which is no rounding."""
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("no TF32 before sm_80")
     task = make_task(in_features=256, hidden=[256], batch_size=256)
@@ -196,10 +197,10 @@ def test_tf32_rounds_what_fp32_does_not(device):
     for name in ("fp32", "tf32"):
         with fp32_products.tf32(name == "tf32"):
             backend = make_backend(name, task, name, torch.device(device))
-            exact = exact_step(backend.model, task.loss_fn, [(x, y)], PRECISIONS["fp32"]).grads["layer1.weight"]
+            exact = exact_step(backend.model, task.loss_fn, [(x, y)], PRECISIONS["fp32"]).grads["layer2.weight"]
             _, grads = step_to_gradients(backend, x, y)
-            errors[name] = ((grads["layer1.weight"] - exact).norm() / exact.norm()).item()
-    assert errors["fp32"] < 2.0**-18 < errors["tf32"] < 2.0**-6
+            errors[name] = ((grads["layer2.weight"] - exact).norm() / exact.norm()).item()
+    assert errors["fp32"] < 2.0**-18 < errors["tf32"] < 2.0**-8
 
 
 @pytest.mark.slow

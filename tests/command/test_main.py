@@ -58,7 +58,7 @@ def test_a_run_writes_steps_and_result(cli, tmp_path, device_name):
     assert (result["backend"], result["dataset"], result["device"]) == ("scratch", "digits", device_name)
     assert result["precision"] == ("bf16" if device_name == "cpu" else "fp16")
     assert result["dtypes"]["activations"] == result["precision"]
-    assert result["final_loss"] == steps["loss"].iloc[-1]
+    assert result["final_loss"] == pd.read_csv(folder / "steps.csv", float_precision="round_trip")["loss"].iloc[-1]
     timed = pd.read_csv(folder / "blocks.csv")["step_ms"]
     assert result["timing"]["rounds"] == len(timed)
     assert result["step_ms_p20"] <= result["step_ms_p50"] == timed.median() <= result["step_ms_p80"]

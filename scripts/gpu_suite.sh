@@ -5,8 +5,7 @@
 #
 #   build      the native operators, for this GPU           ops        bench_ops.py
 #   operators  pytest -m cuda: the operators' results       roofline   roofline.py
-#   backends   pytest -m cuda: the backends, with graphs    harness    pytest -m cuda: all other tests
-#   compile    amp_compile, so that the sweep finds it      compiled   pytest -m cuda: tests that compile amp_compile
+#   compile    amp_compile, so that the sweep finds it      tests      pytest -m cuda: all other tests
 #              in inductor's cache                          memcheck   compute-sanitizer over the operators' tests
 #   sweep      all backends, 16-bit ones in fp16            racecheck  the same, for data races
 #   tasks      amp, amp_graph, fp32 and master_weights      ncu        the kernels of one step of fused
@@ -121,21 +120,18 @@ sweep() { # NAME SECONDS BUDGET FOLDER OVERRIDES...: runs a sweep as a part
   part "$1" "$2" "$python" -m mpcompare -m "measure.budget_s=$3" "hydra.sweep.dir=$work/$4" \
     hydra.launcher.silence_limit_s=75 "${@:5}"
 }
-# Slow tests are included, in one process: programs that share a GPU cannot be timed. It does not need pytest-xdist.
-pytest=("$python" -m pytest -q -p no:cacheprovider -o addopts="-ra --strict-markers" -m cuda)
-tests() { # NAME SECONDS ARGUMENTS...: runs tests as a part
-  part "$1" "$2" "${pytest[@]}" --maxfail=20 --durations=10 --junit-xml="$work/junit-$1.xml" "${@:3}"
+# Slow tests are included. Tests of the prose need more packages, and no GPU.
+pytest=("$python" -m pytest -q -p no:cacheprovider -o addopts="-ra --strict-markers --import-mode=importlib" -m cuda)
+tests() { # NAME SECONDS ARGUMENTS...: runs tests as a part, in eight processes
+  part "$1" "$2" "${pytest[@]}" -n 8 --maxfail=20 --durations=10 --junit-xml="$work/junit-$1.xml" "${@:3}"
 }
 operators=(tests/native/test_ops.py tests/native/test_fused_ops.py tests/native/test_optimizer_ops.py)
-backends=(tests/backends/test_backends.py tests/backends/test_peers.py)
-compiling="amp_compile or compiled" # tests that compile for seconds for each shape and precision
 sixteen=fused,scratch,amp,amp_graph,master_weights
 networks=mnist_cnn,char_gpt,text_lstm,cifar10_cnn
 
 part machine 30 "$python" scripts/describe_machine.py "$work/machine.json" --dataset "$data"
 part build 90 "$python" scripts/build_ops.py
 tests operators 45 "${operators[@]}"
-tests backends 50 "${backends[@]}" -k "not ($compiling)"
 part compile 75 "$python" scripts/one_step.py amp_compile
 [[ $result == stopped ]] || sixteen+=,amp_compile # otherwise it would take the sweep's time from all others
 sweep sweep 180 40 default "backend=$sixteen,fp32,tf32" "data=$data"
@@ -147,8 +143,7 @@ sweep speed 60 15 speed +experiment=speed backend=fused,scratch,amp,amp_graph,fp
   task.batch_size=512 'task.model.hidden=[1024]'
 part ops 45 "$python" scripts/bench_ops.py --csv "$work/ops.csv"
 part roofline 45 "$python" scripts/roofline.py --data "$data" --csv "$work/roofline.csv" --png "$work/roofline.png"
-tests harness 45 tests "${operators[@]/#/--ignore=}" "${backends[@]/#/--ignore=}" -k "not ($compiling)"
-tests compiled 60 tests -k "$compiling"
+tests tests 150 tests --ignore=tests/docs --ignore=tests/test_structure.py "${operators[@]/#/--ignore=}"
 
 sanitizer=$(tool compute-sanitizer)
 few=(--hypothesis-profile=few "${operators[@]}") # the sanitizer is 10 to 100 times slower

@@ -858,7 +858,8 @@ def test_a_compiled_network_is_seen_where_it_runs_without_the_compiler(kind):
     assert (seen.defects, seen.not_examined) == ([], ["compiled code: the updates ran without a compiler"])
     assert (len(seen.sight.layers), all(seen.sight.layers.values())) == (4, True)
     assert seen.facts["loss"] == "cross_entropy in fp32"
-    assert calls == [2, 0, 2, 2]
+    assert calls[0] > 0  # torch 2.11 compiles one graph, torch 2.15 two
+    assert calls == [calls[0], 0, calls[0], calls[0]]
 
 
 @pytest.mark.parametrize(

@@ -135,14 +135,24 @@ tests operators 45 "${operators[@]}"
 part compile 75 "$python" scripts/one_step.py amp_compile
 [[ $result == stopped ]] || sixteen+=,amp_compile # otherwise it would take the sweep's time from all others
 sweep sweep 180 40 default "backend=$sixteen,fp32,tf32" "data=$data"
-sweep tasks 110 5 tasks "task=$networks" backend=amp,amp_graph,fp32,master_weights train.steps=10 verdict.noise=1
 sweep recipe 60 10 recipe backend=fused,scratch,amp,amp_graph,fp32 "data=$data" optimizer=adamw schedule=cosine \
   task.clip_norm=1 task.accumulate=2
 sweep bf16 60 10 bf16 backend=fused,scratch,amp precision=bf16 "data=$data"
-sweep speed 60 15 speed +experiment=speed backend=fused,scratch,amp,amp_graph,fp32 "data=$data" \
-  task.batch_size=512 'task.model.hidden=[1024]'
 part ops 45 "$python" scripts/bench_ops.py --csv "$work/ops.csv"
 part roofline 45 "$python" scripts/roofline.py --data "$data" --csv "$work/roofline.csv" --png "$work/roofline.png"
+ncu=$(tool ncu)
+if [[ $ncu ]]; then
+  metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed
+  metrics+=,sm__throughput.avg.pct_of_peak_sustained_elapsed
+  # The GPU's clocks are left alone: others may use the GPU too.
+  part ncu 50 "$ncu" --clock-control none --profile-from-start off --csv --print-units base --metrics "$metrics" \
+    --log-file "$work/ncu.log" "$python" scripts/one_step.py fused
+else
+  missing ncu ncu
+fi
+sweep tasks 110 5 tasks "task=$networks" backend=amp,amp_graph,fp32,master_weights train.steps=10 verdict.noise=1
+sweep speed 60 15 speed +experiment=speed backend=fused,scratch,amp,amp_graph,fp32 "data=$data" \
+  task.batch_size=512 'task.model.hidden=[1024]'
 tests tests 150 tests --ignore=tests/docs --ignore=tests/test_structure.py "${operators[@]/#/--ignore=}"
 
 sanitizer=$(tool compute-sanitizer)
@@ -156,17 +166,6 @@ else
   missing memcheck compute-sanitizer
   missing racecheck compute-sanitizer
 fi
-ncu=$(tool ncu)
-if [[ $ncu ]]; then
-  metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed
-  metrics+=,sm__throughput.avg.pct_of_peak_sustained_elapsed
-  # The GPU's clocks are left alone: others may use the GPU too.
-  part ncu 50 "$ncu" --clock-control none --profile-from-start off --csv --print-units base --metrics "$metrics" \
-    --log-file "$work/ncu.log" "$python" scripts/one_step.py fused
-else
-  missing ncu ncu
-fi
-
 for name in default tasks recipe bf16 speed; do # a sweep that was stopped has records but no report yet
   if [[ -d $work/$name && ! -f $work/$name/report/summary.csv ]]; then
     timeout -k 2 20 "$python" -m mpcompare.report "$work/$name" >"$work/logs/report-$name.log" 2>&1 || true

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 MB = 1e6
-SWEEPS = ("default", "bf16", "speed", "tasks")  # sweeps of gpu_suite.sh, the most important first
+SWEEPS = ("default", "recipe", "bf16", "speed", "tasks")  # sweeps of gpu_suite.sh, the most important first
 
 
 def suite_summaries(folder: Path) -> dict[str, pd.DataFrame]:

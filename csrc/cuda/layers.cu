@@ -9,11 +9,15 @@ namespace {
 
 // ---- the eager path of linear
 
-// out_ij = bias_j
+// out_ij = product_ij + bias_j, rounded, or the relu of it; NaN stays NaN. product may be out.
 template <class T, class C>
-__global__ void __launch_bounds__(THREADS) fill_rows_kernel(C* out, int64_t ld, const T* bias, int64_t m, int64_t n) {
-  for (int64_t k = global_thread(); k < m * n; k += global_threads())
-    out[k / n * ld + k % n] = narrow<C>(widen(bias[k % n]));
+__global__ void __launch_bounds__(THREADS) add_bias_kernel(const float* product, int64_t ldp, const T* bias, C* out,
+                                                           int64_t ld, int64_t m, int64_t n, bool relu) {
+  for (int64_t k = global_thread(); k < m * n; k += global_threads()) {
+    const int64_t i = k / n, j = k % n;
+    const float sum = product[i * ldp + j] + widen(bias[j]);
+    out[i * ld + j] = narrow<C>(relu && sum < 0 ? 0 : sum);
+  }
 }
 
 // x = max(x, 0); NaN stays NaN
@@ -175,10 +179,14 @@ void linear(Tensor x, Tensor w, Tensor bias, Tensor out, bool relu, bool search,
     using T = decltype(t);
     using C = decltype(o);
     if (!has_bias) {
-      // Every row of C is set to the bias, which is exact, and beta = 1 adds x w: one rounding.
-      fill_rows_kernel<T, C><<<grid, THREADS, 0, stream>>>(mutable_data<C>(out), ld, data<T>(bias), M, N);
+      // No document says that cuBLAS rounds alpha a b + beta c once, so the product is fp32 until the bias is in.
+      const bool wide = out.scalar_type() == ScalarType::Float;
+      Tensor product = wide ? out : torch::stable::new_empty(out, {M, N}, ScalarType::Float);
+      cublas_gemm(x, w, product, false, false, 1.0, 0.0);
+      add_bias_kernel<T, C><<<grid, THREADS, 0, stream>>>(data<float>(product), leading_dimension(product),
+                                                          data<T>(bias), mutable_data<C>(out), ld, M, N, relu);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
-      cublas_gemm(x, w, out, false, false, 1.0, 1.0);
+      return;
     }
     if (!relu) return;
     relu_kernel<C><<<grid, THREADS, 0, stream>>>(mutable_data<C>(out), ld, M, N);

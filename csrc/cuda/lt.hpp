@@ -7,6 +7,7 @@
 #include "../search.hpp"
 #include "cublas.hpp"
 #include "kernel.hpp"
+#include "probes.hpp"
 
 #include <cublasLt.h>
 
@@ -115,20 +116,9 @@ class Timer {
   cudaEvent_t begin_{}, end_{};
 };
 
-// Returns whether the first element of x is NaN; waits for the stream.
-inline bool starts_with_nan(const Tensor& x, cudaStream_t stream) {
-  bool found = false;
-  by_dtype(x, [&](auto first) {
-    STD_CUDA_CHECK(cudaMemcpyAsync(&first, x.const_data_ptr(), sizeof first, cudaMemcpyDeviceToHost, stream));
-    STD_CUDA_CHECK(cudaStreamSynchronize(stream));
-    found = widen(first) != widen(first);
-  });
-  return found;
-}
-
 // Computes out = op(a) op(b), op(a) op(b) + bias or relu(op(a) op(b) + bias), as store says; returns false if cublasLt
-// has no algorithm for it. out has the dtype of the operands. A search writes it several times, and is not possible
-// during a capture, which waiting would end.
+// has no algorithm for it. out has the dtype of the operands; with a bias none is transposed. A search writes out several
+// times, and is not possible during a capture, which waiting would end.
 inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool trans_a, bool trans_b, Store store,
                       const void* bias, Choices choices) {
   const int device = out.get_device_index();
@@ -149,13 +139,16 @@ inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool 
   }
   const auto layout_a = lt_layout(b), layout_b = lt_layout(a), layout_d = lt_layout(out);  // B first
 
-  const auto run = [&](const LtCandidate& candidate) {
+  const auto run_with = [&](const LtCandidate& candidate, const void* of_a, const void* of_b) {
     const float one = 1, zero = 0;  // scalars of the scale type, fp32
     const int64_t bytes = static_cast<int64_t>(candidate.workspace);
     const Tensor workspace = torch::stable::new_empty(out, {bytes}, ScalarType::Byte);
-    return cublasLtMatmul(lt, desc.get(), &one, b.const_data_ptr(), layout_a.get(), a.const_data_ptr(), layout_b.get(),
-                          &zero, out.const_data_ptr(), layout_d.get(), out.mutable_data_ptr(), layout_d.get(),
-                          &candidate.algorithm, workspace.mutable_data_ptr(), candidate.workspace, stream);
+    return cublasLtMatmul(lt, desc.get(), &one, of_b, layout_a.get(), of_a, layout_b.get(), &zero, out.const_data_ptr(),
+                          layout_d.get(), out.mutable_data_ptr(), layout_d.get(), &candidate.algorithm,
+                          workspace.mutable_data_ptr(), candidate.workspace, stream);
+  };
+  const auto run = [&](const LtCandidate& candidate) {
+    return run_with(candidate, a.const_data_ptr(), b.const_data_ptr());
   };
 
   const auto candidates = [&] {
@@ -185,24 +178,24 @@ inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool 
     return list;
   };
 
-  // The documents define relu as max(x, 0) and do not mention NaN, which must pass, so a candidate is tried with NaN.
-  const auto relu_keeps_nan = [&](const LtCandidate& candidate) {
-    const int64_t n = out.size(1);
-    Tensor nans = torch::stable::new_empty(out, {n});
-    STD_CUDA_CHECK(cudaMemsetAsync(nans.mutable_data_ptr(), 0xff, n * out.element_size(), stream));  // NaN in any dtype
-    const void* const nan_bias = nans.const_data_ptr();
-    lt_set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, nan_bias);
-    check(run(candidate), "cublasLtMatmul");
+  std::optional<Probe> probe;
+  const auto answers = [&](const LtCandidate& candidate, float probed_bias, float expected) {
+    if (!probe) probe.emplace(a, b, out, bias, stream);
+    probe->set_bias(probed_bias);
+    lt_set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, probe->bias());
+    check(run_with(candidate, probe->a(), probe->b()), "cublasLtMatmul");
     lt_set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    return starts_with_nan(out, stream);
+    return probe->result_is(expected);
   };
+  const bool narrow_bias = store != Store::plain && out.scalar_type() != ScalarType::Float;
 
   const auto time = [&](const LtCandidate& candidate) -> double {
     if (run(candidate) != CUBLAS_STATUS_SUCCESS) {
       cudaGetLastError();  // else a later launch would report this failure
       return -1;
     }
-    if (store == Store::bias_relu && !relu_keeps_nan(candidate)) return -1;
+    if (narrow_bias && !answers(candidate, -Probe::ROUNDED, Probe::REST)) return -1;  // rounds twice
+    if (store == Store::bias_relu && !answers(candidate, NAN, NAN)) return -1;        // loses NaN
     if (!choices.search) return 0;  // the first one that works is taken
     Timer timer(stream);
     for (int i = 0; i < TIMED_RUNS; i++) check(run(candidate), "cublasLtMatmul");

@@ -27,7 +27,7 @@ from support.operator_checks import (
     results_of_all,
     sgd,
 )
-from support.operators import CPU, DTYPE, UNIT_ROUNDOFF, randn
+from support.operators import CPU, DTYPE, DTYPES, UNIT_ROUNDOFF, randn
 from support.tasks import make_batch, make_task
 
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale
@@ -67,7 +67,7 @@ def device():
 def built(monkeypatch):
     """Puts the emulated operators in the place of the CPU's, and the emulator's switches as they start."""
     ops.load("cpu")
-    for name in ("backwards", "capturing", "unsupported", "losing_nan", "math_mode"):
+    for name in ("backwards", "capturing", "unsupported", "losing_nan", "rounding_twice", "math_mode"):
         emulator.switch(name).value = 0
     emulator.switch("processors").value = 3
     monkeypatch.setattr(torch.ops, "mpcompare", torch.ops.mpcompare_emulated)
@@ -227,7 +227,7 @@ def test_the_fastest_algorithm_is_searched_once_and_the_first_that_works_taken_w
         before = searches.value, waits.value
         torch.ops.mpcompare.linear(x, w, bias, out, search=search)
         found.append((algorithm.value, searches.value - before[0], waits.value - before[1]))
-    assert found == [(2, 1, 3), (2, 0, 0), (1, 1, 0), (1, 0, 0)]
+    assert found == [(2, 1, 6), (2, 0, 0), (1, 1, 1), (1, 0, 0)]  # a probe and a timing of each wait
     assert torch.ops.mpcompare.lt_workspace_bytes() == 4096
 
 
@@ -265,6 +265,23 @@ def test_an_algorithm_whose_relu_loses_nan_is_not_taken(dtype, losing_nan):
     assert torch.equal(out.isnan().any(1), x.isnan().any(1))
     assert emulator.switch("algorithm").value == (3 if losing_nan == 1 else 2)  # 2: with relu as a kernel of its own
     check_linear(x[:3], w, bias, out[:3], relu=True)
+
+
+@pytest.mark.parametrize("rounding_twice", [1, 2])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_an_algorithm_that_rounds_the_product_before_it_adds_the_bias_is_not_taken(dtype, relu, rounding_twice):
+    emulator.switch("rounding_twice").value = rounding_twice
+    u, outs = UNIT_ROUNDOFF[dtype], 40 + rounding_twice
+    x = torch.tensor([[1.0, u]] * 3, dtype=DTYPES[dtype])  # 1 + u, rounded, is 1
+    w, bias = torch.ones(2, outs, dtype=x.dtype), torch.full((outs,), -1.0, dtype=x.dtype)
+    out = torch.empty(3, outs, dtype=x.dtype)
+    before = torch.ops.mpcompare.lt_unsupported_products()
+    ops.linear(x, w, bias, out, relu=relu)
+    assert (out == u).all()
+    if rounding_twice == 1:
+        assert emulator.switch("algorithm").value == 3  # the second fastest
+    assert torch.ops.mpcompare.lt_unsupported_products() == before + (1 + relu if rounding_twice == 2 else 0)
 
 
 def test_a_product_that_a_capture_meets_first_is_refused():

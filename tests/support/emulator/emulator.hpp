@@ -10,6 +10,7 @@ extern int emulator_backwards;    // blocks and threads run last to first: a rac
 extern int emulator_capturing;    // a graph is being captured: nothing may wait
 extern int emulator_unsupported;  // cublasLt has no algorithm for anything
 extern int emulator_losing_nan;   // algorithms of cublasLt that lose NaN in relu: 1 the fastest, 2 all
+extern int emulator_rounding_twice;  // algorithms that round a product before they add the bias: likewise
 extern int emulator_processors;   // multiprocessors of the GPU
 extern int emulator_math_mode;    // the math mode of torch's cuBLAS handle
 extern int emulator_searches;     // searches for algorithms so far

@@ -17,7 +17,7 @@
 #include <vector>
 
 int emulator_capturing = 0, emulator_unsupported = 0, emulator_processors = 3, emulator_math_mode = CUBLAS_DEFAULT_MATH;
-int emulator_losing_nan = 0, emulator_searches = 0, emulator_waits = 0, emulator_algorithm = -1;
+int emulator_losing_nan = 0, emulator_rounding_twice = 0, emulator_searches = 0, emulator_waits = 0, emulator_algorithm = -1;
 
 namespace {
 
@@ -176,7 +176,8 @@ struct Problem {
 
 // The sum over k in `parts` pieces, added in fp32, or in fp16 for COMPUTE_16F.
 void multiply(const Problem& p, const void* a, const void* b, const void* c, void* d, float alpha, float beta,
-              bool tf32, const void* bias = nullptr, int parts = 1, bool losing_nan = false) {
+              bool tf32, const void* bias = nullptr, int parts = 1, bool losing_nan = false,
+              bool rounding_twice = false) {
   const int64_t m = p.D.rows, n = p.D.columns, k = p.transpose_a ? p.A.rows : p.A.columns;
   const bool fp16 = p.compute == CUBLAS_COMPUTE_16F;
   tf32 = (tf32 || p.compute == CUBLAS_COMPUTE_32F_FAST_TF32) && p.A.type == CUDA_R_32F;
@@ -201,6 +202,10 @@ void multiply(const Problem& p, const void* a, const void* b, const void* c, voi
     for (int64_t i = 0; i < m; i++) {
       float value = alpha * sums[i];
       if (beta != 0) value += beta * read(p.C, c, i, j);  // else C is not read
+      if (rounding_twice && p.epilogue & CUBLASLT_EPILOGUE_BIAS) {
+        write(p.D, d, i, j, value);
+        value = read(p.D, d, i, j);
+      }
       if (p.epilogue & CUBLASLT_EPILOGUE_BIAS) value += read({p.D.type, m, 1, m}, bias, i, 0);
       if (p.epilogue & CUBLASLT_EPILOGUE_RELU && (value < 0 || (losing_nan && std::isnan(value)))) value = 0;
       write(p.D, d, i, j, value);
@@ -414,7 +419,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
   if (p.epilogue & CUBLASLT_EPILOGUE_BIAS && description.bias == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   emulator_algorithm = static_cast<int>(chosen.index);
   now_ms += kind.ms;
+  const auto does = [&](int which) { return which == 2 || (which == 1 && chosen.index == 2); };
   multiply(p, a, b, c, d, *static_cast<const float*>(alpha), *static_cast<const float*>(beta), false, description.bias,
-           kind.parts, emulator_losing_nan == 2 || (emulator_losing_nan == 1 && chosen.index == 2));
+           kind.parts, does(emulator_losing_nan), does(emulator_rounding_twice));
   return CUBLAS_STATUS_SUCCESS;
 }

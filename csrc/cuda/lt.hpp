@@ -117,8 +117,8 @@ class Timer {
 };
 
 // Computes out = op(a) op(b), op(a) op(b) + bias or relu(op(a) op(b) + bias), as store says; returns false if cublasLt
-// has no algorithm for it. out has the dtype of the operands; with a bias none is transposed. A search writes out several
-// times, and is not possible during a capture, which waiting would end.
+// has no algorithm for it. out has the dtype of the operands, of which none is transposed if there is a bias. A search
+// writes out several times, and is not possible during a capture, which waiting would end.
 inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool trans_a, bool trans_b, Store store,
                       const void* bias, Choices choices) {
   const int device = out.get_device_index();

@@ -4,9 +4,9 @@
 //
 //   c^2 + bias, c = 1 + 2^-7, and c^2 = 1 + 2^-6 + 2^-14 has more digits than fp16 and bf16
 //
-// A bias of -(1 + 2^-6) leaves 2^-14 if c^2 + bias is rounded once, and 0 if c^2 was rounded, too: some algorithms store
-// the product and add the bias in a second kernel. A bias of NaN must leave NaN, also behind relu, which is documented
-// as max(x, 0).
+// A bias of -(1 + 2^-6) leaves 2^-14 if c^2 + bias is rounded once, and 0 if c^2 was rounded, too: some algorithms
+// store the product and add the bias in a second kernel. A bias of NaN must leave NaN, also behind relu, which is
+// documented as max(x, 0).
 #pragma once
 #include "kernel.hpp"
 
@@ -16,7 +16,8 @@ namespace {
 
 // x_ij = first where j = 0, else other
 template <class T>
-__global__ void __launch_bounds__(THREADS) fill_kernel(T* x, int64_t ld, int64_t m, int64_t n, float first, float other) {
+__global__ void __launch_bounds__(THREADS) fill_kernel(T* x, int64_t ld, int64_t m, int64_t n, float first,
+                                                       float other) {
   for (int64_t k = global_thread(); k < m * n; k += global_threads())
     x[k / n * ld + k % n] = narrow<T>(k % n == 0 ? first : other);
 }
@@ -80,8 +81,8 @@ class Probe {
   void fill(const StandIn& x, const Tensor& like, int64_t m, int64_t n, float first, float other) {
     by_dtype(like, [&](auto t) {
       using T = decltype(t);
-      fill_kernel<T><<<grid_of(m * n, THREADS), THREADS, 0, stream_>>>(static_cast<T*>(x.begin), leading_dimension(like),
-                                                                       m, n, first, other);
+      const int64_t ld = leading_dimension(like);
+      fill_kernel<T><<<grid_of(m * n, THREADS), THREADS, 0, stream_>>>(static_cast<T*>(x.begin), ld, m, n, first, other);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     });
   }

@@ -48,6 +48,37 @@ def test_linear_against_float64(device, dtype, relu, wide_out):
         check_linear(x, w, bias, out, relu)
 
 
+# Few outputs, and inputs that 8 divides: in 16 bits a GPU has a kernel of its own for them.
+FEW_OUTPUTS = [(1, 8, 1), (33, 72, 10), (64, 640, 16), (31, 1032, 8), (100, 504, 9)]
+
+
+@DTYPE
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("wide_out", [False, True])
+def test_linear_of_few_outputs(device, dtype, relu, wide_out):
+    for n, ins, outs in FEW_OUTPUTS:
+        x, w, bias = linear_operands(n, ins + 8, outs + 3, dtype, device)
+        x[:, ins:], w[ins:], w[:, outs:] = math.nan, math.nan, math.nan  # beside and behind the operands
+        out_dtype = torch.float32 if wide_out else x.dtype
+        out = torch.full((n, outs + 3), math.nan, dtype=out_dtype, device=device)
+        check_linear(x[:, :ins], w[:ins, :outs], bias[:outs], out[:, :outs], relu)
+        assert out[:, outs:].isnan().all()
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_linear_of_few_outputs_keeps_inf_and_nan_in_their_row_and_column(device, relu):
+    x, w, bias = linear_operands(40, 80, 10, "fp16", device)
+    x[3, 4], x[39, 70], w[9, 7], bias[8] = math.nan, math.inf, math.nan, math.inf
+    out = torch.empty(40, 10, dtype=x.dtype, device=device)
+    torch.ops.mpcompare.linear(x, w, bias, out, relu=relu)
+    nan = torch.zeros(40, 10, dtype=torch.bool, device=device)
+    nan[3], nan[:, 7] = True, True
+    expected = (x.double() @ w.double() + bias.double()).clamp(min=0 if relu else -math.inf)
+    assert torch.equal(out.isnan(), expected.isnan())
+    assert torch.equal(out == math.inf, expected == math.inf)
+    assert out.isnan()[nan].all()
+
+
 @given(
     n=st.integers(1, 90), ins=st.integers(1, 300), outs=st.integers(1, 90), dtype=st.sampled_from(list(UNIT_ROUNDOFF)),
     relu=st.booleans(), pad=st.integers(1, 3),
@@ -100,8 +131,11 @@ def relu_backward(da, w, z, dbias):
     torch.ops.mpcompare.linear_backward(da, w, z, torch.empty_like(w, memory_format=torch.contiguous_format), dbias)
 
 
-# Few outputs and an even number of inputs take one pass on a GPU, as (1000, 40, 3); the others two products.
-BACKWARD_SHAPES = [*SHAPES, (1000, 40, 3), (70, 1030, 10), (300, 66, 16), (9, 2, 1), (257, 514, 12), (100, 64, 7)]
+# Few outputs take one pass on a GPU if 8 divides the inputs, or 2 in fp32, as (1000, 40, 3); the others two products.
+BACKWARD_SHAPES = [
+    *SHAPES, (1000, 40, 3), (70, 1030, 10), (300, 66, 16), (9, 2, 1), (257, 514, 12), (100, 64, 7), (1, 8, 1),
+    (257, 520, 12), (70, 1032, 10), (17, 72, 16), (130, 128, 8),
+]  # fmt: skip
 
 
 @DTYPE
@@ -131,6 +165,20 @@ def test_linear_backward_masks_as_torch_does(device):
     assert torch.equal(z, expected)
     assert z.tolist() == [[2, 0, 0, 2, 0, 2]]
     assert torch.equal(dbias, z[0])
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_linear_backward_of_few_outputs_keeps_nan_in_its_place(device, dtype):
+    da, w, z = (randn(*shape, dtype=dtype, device=device) for shape in ((70, 10), (72, 10), (70, 72)))
+    z = z.abs() + 1
+    da[69, 3], w[71, 9], z[5, 6] = math.nan, math.nan, math.nan
+    dw, dbias = torch.empty_like(w), torch.empty_like(w[:, 0])
+    torch.ops.mpcompare.linear_backward(da, w, z, dw, dbias)
+    of_z, of_dw = torch.zeros_like(z, dtype=torch.bool), torch.zeros_like(w, dtype=torch.bool)
+    of_z[69], of_z[:, 71], of_dw[6], of_dw[:, 3] = True, True, True, True
+    assert torch.equal(z.isnan(), of_z)
+    assert torch.equal(dw.isnan(), of_dw)
+    assert dbias.isnan().all()
 
 
 def test_linear_backward_does_not_let_a_masked_nan_through(device):

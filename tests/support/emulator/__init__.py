@@ -1,6 +1,6 @@
 """The CUDA sources on a CPU: the text of csrc/cuda, compiled by a C++ compiler.
 
-Three things are rewritten: launches and ``__shared__`` variables, which only nvcc takes; new memory, which is filled
+Three things are rewritten: launches, ``__shared__`` variables and tensor core instructions, which only nvcc takes; new memory, which is filled
 with NaN; and the library's name and dispatch key, which become those of CPU operators. cuda_runtime.h and threads.cpp
 run the kernels, libraries.cpp has the functions that csrc/cuda calls, and NVIDIA's headers stay as they are.
 
@@ -29,6 +29,8 @@ REWRITES = [
         r"__shared__ (?:__align__\(\d+\) )?(\w+) (\w+)((?:\[\w+\])*);",
         r"static emulator::Shared<\1\3> \2_memory; auto& \2 = \2_memory.value;",
     ),
+    # asm("mma.sync ..." : ... ); in a function of d, a and b
+    (r'asm\("(mma\.[\w.]+) .*?\);', r'emulator::mma(EMULATOR_LINE(__LINE__), "\1", d, a, b);'),
     (r"torch::stable::new_empty\(", "emulator::new_empty("),
     (r"(STABLE_TORCH_LIBRARY\w*\()mpcompare\b", r"\1mpcompare_emulated"),
     (r"(STABLE_TORCH_LIBRARY_IMPL\(\w+, )CUDA\b", r"\1CPU"),

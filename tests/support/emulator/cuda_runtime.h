@@ -2,6 +2,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -21,13 +22,18 @@ namespace emulator {
 // Waits for all threads of the block, which must come to the same line.
 void barrier(const char* where);
 
-// Waits for all 32 threads of the warp, likewise; each gets the value of lane (its own xor lanes).
-uint32_t exchange(const char* where, uint32_t mask, uint32_t value, int lanes);
+// Waits for all 32 threads of the warp, likewise. Returns what each of them gave, until the warp waits again.
+using Words = std::array<uint32_t, 6>;
+const Words* gather(const char* where, uint32_t mask, const Words& mine);
 
+// d = a b + d over the warp, where the instruction says fp16 or bf16; the layouts are in csrc/cuda/mma.hpp.
+void mma(const char* where, const char* instruction, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+
+// Each thread gets the value of lane (its own xor lanes).
 inline float shuffle_xor(const char* where, uint32_t mask, float value, int lanes) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
-  bits = exchange(where, mask, bits, lanes);
+  bits = gather(where, mask, {bits})[threadIdx.x % 32 ^ lanes][0];
   std::memcpy(&value, &bits, sizeof bits);
   return value;
 }

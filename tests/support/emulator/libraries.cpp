@@ -32,6 +32,24 @@ void emulator::fail(const std::string& why) {
   last_error = cudaErrorLaunchFailure;
 }
 
+// ---- tensor cores
+
+void emulator::mma(const char* where, const char* instruction, float (&d)[4], const uint32_t (&a)[4],
+                   const uint32_t (&b)[2]) {
+  const bool bf16 = std::strstr(instruction, "bf16") != nullptr;
+  const Words* const of = gather(where, 0xffffffffu, {a[0], a[1], a[2], a[3], b[0], b[1]});
+  const auto element = [&](int lane, int word, int half) {
+    const auto bits = static_cast<unsigned short>(of[lane][word] >> 16 * half);
+    return bf16 ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
+  };
+  const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+  for (int e = 0; e < 4; e++) {
+    const int n = 2 * t + e % 2;
+    for (int k = 0; k < 16; k++)
+      d[e] += element(4 * g + k % 8 / 2, e / 2 + 2 * (k / 8), k % 2) * element(4 * n + k % 8 / 2, 4 + k / 8, k % 2);
+  }
+}
+
 // ---- torch
 
 AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void** stream) {

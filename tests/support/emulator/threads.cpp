@@ -24,8 +24,7 @@ struct Thread {
   uint3 index{};
   State state = State::ready;
   const char* where = "";  // the line that it waits at
-  uint32_t value = 0;      // given to the others of its warp
-  int lanes = 0;
+  Words words{};           // given to the others of its warp
   bool started = false;  // its stack exists and holds its loop
   jmp_buf resume;
   ucontext_t context;
@@ -37,6 +36,7 @@ Thread* current;
 const std::function<void()>* body;
 jmp_buf scheduler;
 std::string failure;
+std::array<Words, WARP> gathered;  // of the warp that runs
 
 std::vector<std::pair<void*, size_t>>& shared_memory() {
   static std::vector<std::pair<void*, size_t>> all;
@@ -92,10 +92,8 @@ void run_warp(int begin, int end) {
       if (t.state == State::ready) resume(t);
     }
     if (!all_at(State::at_exchange, begin, end)) return;
-    std::vector<uint32_t> values;
-    for (int i = begin; i < end; i++) values.push_back(threads[i]->value);
     for (int i = begin; i < end; i++) {
-      threads[i]->value = values[(i - begin) ^ threads[i]->lanes];
+      gathered[i - begin] = threads[i]->words;
       threads[i]->state = State::ready;
     }
   }
@@ -122,12 +120,11 @@ SharedMemory::SharedMemory(void* begin, size_t bytes) {
 
 void barrier(const char* where) { wait(State::at_barrier, where); }
 
-uint32_t exchange(const char* where, uint32_t mask, uint32_t value, int lanes) {
+const Words* gather(const char* where, uint32_t mask, const Words& mine) {
   if (mask != 0xffffffffu && failure.empty()) failure = std::string(where) + ": only whole warps are emulated";
-  current->value = value;
-  current->lanes = lanes;
+  current->words = mine;
   wait(State::at_exchange, where);
-  return current->value;
+  return gathered.data();
 }
 
 void run(const Configuration& how, const std::function<void()>& thread) {

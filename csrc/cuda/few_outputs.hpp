@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(THREADS, 2) few_outputs_backward_kernel(const 
           for (int s = 0; s < 2; s++) {
             uint32_t& word = old[2 * v + s].x[u];
             const float2 z_ij = widen_word(T{}, word);  // NaN <= 0 is false, as in torch
-            word = word_of(narrow<T>(z_ij.x <= 0 ? 0 : dz[s]), narrow<T>(z_ij.y <= 0 ? 0 : dz[2 + s]));
+            word = narrow_word(T{}, z_ij.x <= 0 ? 0 : dz[s], z_ij.y <= 0 ? 0 : dz[2 + s]);
             const float2 rounded = widen_word(T{}, word);
             dbias[2 * u] += rounded.x;
             dbias[2 * u + 1] += rounded.y;

@@ -38,6 +38,16 @@ __device__ inline float2 widen_word(__nv_bfloat16, uint32_t word) {
           __bfloat162float(__ushort_as_bfloat16(static_cast<unsigned short>(word >> 16)))};
 }
 
+// The word of two elements, rounded as narrow does.
+__device__ inline uint32_t narrow_word(__half, float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return bits_of(__low2half(pair)) | bits_of(__high2half(pair)) << 16;
+}
+__device__ inline uint32_t narrow_word(__nv_bfloat16, float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return bits_of(__low2bfloat16(pair)) | bits_of(__high2bfloat16(pair)) << 16;
+}
+
 template <class T>
 __device__ uint32_t word_of(T low, T high) {
   return bits_of(low) | bits_of(high) << 16;

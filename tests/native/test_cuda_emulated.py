@@ -153,11 +153,12 @@ def test_no_result_depends_on_the_order_of_blocks_and_threads():
 
 
 def few_outputs_results():
-    for n, ins, outs in ((1000, 40, 3), (300, 1030, 10)):
-        da, w, z = randn(n, outs), randn(ins, outs, seed=1), randn(n, ins, seed=2)
-        dw, dbias = torch.empty(ins, outs), torch.empty(ins)
+    for n, ins, outs, dtype in ((1000, 40, 3, "fp32"), (300, 1032, 10, "fp32"), (300, 1032, 10, "bf16")):
+        da, w, z = (randn(*x, dtype=dtype, seed=i) for i, x in enumerate(((n, outs), (ins, outs), (n, ins))))
+        dw, dbias, out = torch.empty_like(w), torch.empty_like(w[:, 0]), torch.empty_like(da)
+        ops.linear(z, w, da[0], out)
         ops.linear_backward(da, w, z, dw, dbias)
-        yield from (z, dw, dbias)
+        yield from (out, z, dw, dbias)
 
 
 @DTYPE

@@ -43,7 +43,7 @@ def put_back(states: GeneratorStates, device: torch.device = CPU) -> None:
     if "numpy" in states:
         np.random.set_state(states["numpy"])
     if "cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
+        DeviceGenerator(device).set(states["cuda"])
 
 
 class DeviceGenerator:
@@ -56,13 +56,21 @@ class DeviceGenerator:
         return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.get_rng_state()
 
     def set(self, state: Tensor) -> None:
+        """Sets the state. A GPU's is left alone where it is there already: each time that it is set, cuDNN draws a new
+        seed for the dropout of recurrent layers."""
         if self.device.type == "cuda":
-            torch.cuda.set_rng_state(state, self.device)
+            if not np.array_equal(self.get().numpy(), state.numpy()):
+                torch.cuda.set_rng_state(state, self.device)
         else:
             torch.set_rng_state(state)
 
     def fingerprint(self) -> int:
-        return zlib.crc32(self.get().numpy().tobytes())
+        return fingerprint(self.get())
+
+
+def fingerprint(state: Tensor) -> int:
+    """Returns a number that tells one state from another."""
+    return zlib.crc32(state.numpy().tobytes())
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from mpcompare import generators
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
+from mpcompare.verdict.examine.forced.random_numbers import Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Record, Recorder, autocast_dtype, is_real
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.watching.attributes import attribute_of, attributes_of
@@ -34,7 +34,6 @@ class Calls:
         self.spool = Spool()
         self.recorder = Recorder(self.spool.copy, guard, parts=True)  # writes down the calls of the layers
         self._passes = self.recorder.passes = set()  # since the last backward
-        self.noted = _Noted(self.recorder.record.drawn, self.spool.copy, guard)  # those of random numbers
         self.tape = Tape(self.names, self.spool.copy, self.made_within)
         self.weights: Params | None = None  # as the network was called; None after a step
         self.called: Params = {}  # some of their numbers
@@ -43,6 +42,7 @@ class Calls:
         self.count = 0  # how often the network was called, with gradients or without
         self.training = True  # whether the network was in training mode
         self.reasons = Reasons()  # why the layers cannot be replayed
+        self.noted = _Noted(self, guard)  # the random numbers
         self._retained: set[int] = set()  # the backward passes since the last step that leave their graph for others
 
     def hide(self, why: str) -> None:
@@ -283,10 +283,16 @@ class _Life:
 
 
 class _Noted(Noted):
-    def __init__(self, drawn: Drawn, copy: Callable[[Tensor], Tensor], guard: Guard) -> None:
-        super().__init__(drawn, copy)
-        self.guard = guard
+    """The random numbers of a loop."""
 
-    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: Any) -> list[Any]:
-        self.guard(super().drew, key, func, args, numbers, generator)
+    def __init__(self, calls: Calls, guard: Guard) -> None:
+        super().__init__(calls.recorder.record.drawn, calls.spool.copy)
+        self.calls, self.guard = calls, guard
+
+    def drew(self, key: Key, func: Any, given: Any, numbers: list[Any], drawn_from: Any) -> list[Any]:
+        self.guard(super().drew, key, func, given, numbers, drawn_from)
         return numbers
+
+    def drew_by_itself(self, func: Any) -> None:
+        if torch.is_grad_enabled() and self.calls.recorder.open:
+            self.calls.hide(f"the dropout within {func.name()} has random numbers of its own")

@@ -4,19 +4,27 @@ A number is known by the state of torch's generator before it was drawn. A check
 puts the generator back, and so draws the same numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from mpcompare.generators import CPU, DeviceGenerator
+from mpcompare.generators import CPU, DeviceGenerator, fingerprint
+from mpcompare.verdict.examine.forced.attention_masks import FusedAttention, bound, fused_attention
 
 Key = tuple[int, str, torch.Size]  # the generator's state, the operator, and the shape of its result
-Drawn = dict[Key, tuple[list[Tensor], Tensor]]  # the tensors drawn, and the state after it
+# The tensors drawn, and the state after it. A fused attention stands, at the shape of its weights, for their mask.
+Drawn = dict[Key, tuple[list[Tensor] | FusedAttention, Tensor]]
+WEIGHTS = "the weights of a fused attention"
 _DROPOUT = torch.ops.aten.native_dropout.default
+
+
+Source = tuple[DeviceGenerator, Tensor]  # a generator, and a state of it
 
 
 class NotReplayedError(Exception):
@@ -44,15 +52,47 @@ class _AtRandom(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
         generator = DeviceGenerator(tensors[0].device if tensors else CPU)
-        before = generator.fingerprint()
+        state = generator.get()
         result = func(*args, **(kwargs or {}))
-        if generator.fingerprint() == before:
+        if has_own_state(func, args, kwargs):
+            self.drew_by_itself(func)
+        if (before := fingerprint(state)) == generator.fingerprint():
             return result
         numbers, spec = tree_flatten(result)
-        return tree_unflatten(self.drew((before, func.name(), numbers[0].shape), func, args, numbers, generator), spec)
+        key = before, func.name(), numbers[0].shape
+        return tree_unflatten(self.drew(key, func, (args, kwargs), numbers, (generator, state)), spec)
 
-    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: DeviceGenerator) -> list[Any]:
+    def drew(self, key: Key, func: Any, given: Any, numbers: list[Any], drawn_from: Source) -> list[Any]:
+        """Is told of an operation that drew numbers.
+
+        Args:
+            given: its arguments, without names and with them.
+            numbers: all that it returned.
+            drawn_from: the generator, and its state before.
+        """
         raise NotImplementedError
+
+    def drew_by_itself(self, func: Any) -> None:
+        """Is told of an operation that drew numbers from a state of its own, which nobody can put back."""
+        raise NotImplementedError
+
+
+def has_own_state(func: Any, args: Any, kwargs: Any) -> bool:
+    """Returns whether an operation draws from a state of its own, as cuDNN's recurrent layers do for their dropout."""
+    if not any(each.name == "dropout_state" for each in func._schema.arguments):
+        return False
+    given = bound(func, args, kwargs)
+    return bool(given.get("dropout") and given.get("train", True) and given.get("num_layers", 2) > 1)
+
+
+@contextmanager
+def as_parts(drawn: Drawn) -> Iterator[None]:
+    """Attentions are computed from their parts while it is entered, where the step dropped weights in fused ones."""
+    if not any(name == WEIGHTS for _, name, _ in drawn):
+        yield
+        return
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def copied(value: Tensor) -> Tensor:
@@ -71,10 +111,18 @@ class Noted(_AtRandom):
         super().__init__(drawn)
         self.copy = copy
 
-    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: DeviceGenerator) -> list[Any]:
+    def drew(self, key: Key, func: Any, given: Any, numbers: list[Any], drawn_from: Source) -> list[Any]:
+        generator, state = drawn_from
+        args, kwargs = given
+        if (attention := fused_attention(func, args, kwargs, numbers[0], state, self.copy)) is not None:
+            self.drawn[key[0], WEIGHTS, attention.shape] = attention, generator.get()
+            return numbers
         kept = numbers[1:] if func is _DROPOUT else numbers
         self.drawn[key] = [self.copy(t) for t in kept if isinstance(t, Tensor)], generator.get()
         return numbers
+
+    def drew_by_itself(self, func: Any) -> None:
+        self.drawn[0, func.name(), torch.Size()] = [], torch.empty(0)
 
 
 class Fed(_AtRandom):
@@ -92,10 +140,9 @@ class Fed(_AtRandom):
         super().__init__(drawn)
         self.operand = operand
 
-    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: DeviceGenerator) -> list[Any]:
-        if key not in self.drawn:
-            raise NotReplayedError(f"{func.name()} drew other random numbers in the step")
-        noted, after = self.drawn[key]
+    def drew(self, key: Key, func: Any, given: Any, numbers: list[Any], drawn_from: Source) -> list[Any]:
+        generator, args = drawn_from[0], given[0]
+        noted, after = self._noted(key)
         generator.set(after)  # a number of another dtype may take another number of draws
         if func is _DROPOUT:  # its result is the input, masked
             x, p = args[0], args[1]
@@ -103,3 +150,19 @@ class Fed(_AtRandom):
         for value, number in zip(numbers, noted, strict=True):
             value.copy_(number)
         return [self.operand(v) if n.dtype.itemsize == 2 else v for v, n in zip(numbers, noted, strict=True)]
+
+    def _noted(self, key: Key) -> tuple[list[Tensor], Tensor]:
+        """Returns the tensors that were drawn in the step, and the state after it."""
+        state, name, shape = key
+        if (found := self.drawn.get(key) or self.drawn.get((state, WEIGHTS, shape))) is None:
+            raise NotReplayedError(f"{name} drew other random numbers in the step")
+        noted, after = found
+        if isinstance(noted, FusedAttention):
+            mask = noted.mask()
+            if mask is None:
+                raise NotReplayedError(f"the dropout within {noted.func.name()} cannot be drawn again")
+            return [mask], after
+        return noted, after
+
+    def drew_by_itself(self, func: Any) -> None:
+        raise NotReplayedError(f"the dropout within {func.name()} has random numbers of its own")

@@ -31,13 +31,14 @@ from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLay
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
 from mpcompare.verdict.examine.forced.hooks import HooksWithin
 from mpcompare.verdict.examine.forced.known import KnownLayers
-from mpcompare.verdict.examine.forced.random_numbers import Fed
+from mpcompare.verdict.examine.forced.random_numbers import Fed, as_parts
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, rows_of
 from mpcompare.verdict.examine.forced.weights import Weights, as_complex, backward
 from mpcompare.verdict.examine.numerics import numbers, spread
 from mpcompare.verdict.examine.oracle import shares_of
 
+DROPOUT = nn.modules.dropout._DropoutNd
 REPEATED = 2.0**-7  # of the size of what arrives, by which a repeated call may be off in 16 bits
 
 
@@ -113,6 +114,7 @@ class Replay:
             fp32_products.tf32(False),
             self._forcing(),
             self.weights,
+            as_parts(self.record.drawn),
             Fed(self.record.drawn, self.operand),
             default_dtype(self.dtype),
         ):
@@ -259,8 +261,10 @@ class Replay:
         originals, hooks = {}, {}
         self.is_forcing = True
         for name, module in self.network.named_modules():
-            if hasattr(module, "inplace"):
-                module.inplace = False  # a layer that writes into its input would write into the record
+            # A layer that writes into its input would write into the record. A dropout that does draws by another
+            # operator than one that does not, so it gets a copy.
+            if hasattr(module, "inplace") and not (isinstance(module, DROPOUT) and name in self.record.calls):
+                module.inplace = False
             if name in self.record.calls:
                 originals[module], hooks[module] = module.forward, HooksWithin(module)
                 module.forward = self._forced(name, module, hooks[module])
@@ -326,7 +330,8 @@ class Replay:
 
             def layer(values: list[Any], params: Params) -> list[Any]:
                 # Copies, because a layer may write into its inputs. Those of torch do so only where they say "inplace".
-                given = values if is_torchs(module) else [v.clone() if is_real(v) else v for v in values]
+                writes = not is_torchs(module) or getattr(module, "inplace", False)
+                given = [v.clone() if is_real(v) else v for v in values] if writes else values
                 again, named = tree_unflatten(given, spec)
                 forced, module.forward = module.forward, original
                 try:

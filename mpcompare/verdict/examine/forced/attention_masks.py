@@ -1,0 +1,130 @@
+"""The masks that fused attentions draw within their kernels, drawn once more.
+
+No operator returns such a mask, and a replay computes an attention from its parts, which need it. The mask depends on
+the state of the generator, on the shapes and on the kernel, and on no operand. So the same kernel is called again from
+the same state, with weights that are all alike and with values that are 1 in one row: what it returns shows the weights
+that it dropped. One head of the step is then computed with the mask. Where the step had another result, nobody knows
+how the kernel draws.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mpcompare.generators import DeviceGenerator
+
+OPERANDS = ("query", "key", "value", "attn_bias")
+CLOSE = 2.0**-5  # of the norm of a head, by which 16 bits move it less; another mask of p = 0.001 moves it more
+
+BEYOND = 64  # numbers after the last one: a kernel may read some at once
+
+
+class Like(NamedTuple):
+    """What a kernel may choose its work by in an operand: all but its numbers."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def alike(self, writable: bool = False) -> Tensor:
+        """Returns an operand of equal numbers; a mask that says which weights count lets all of them count. One that is
+        ``writable`` has no number in two places."""
+        number = 1 if self.dtype is torch.bool else 0
+        if writable and any(not s and n > 1 for s, n in zip(self.stride, self.shape, strict=True)):
+            return torch.full(self.shape, number, dtype=self.dtype, device=self.device)
+        span = sum(s * (n - 1) for s, n in zip(self.stride, self.shape, strict=True)) + BEYOND
+        return torch.full((span,), number, dtype=self.dtype, device=self.device).as_strided(self.shape, self.stride)
+
+
+def bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Returns the arguments of an operator by their names; those that have their defaults may be left out."""
+    names = [each.name for each in func._schema.arguments]
+    return dict(zip(names, args, strict=False)) | (kwargs or {})
+
+
+@dataclass(frozen=True)
+class FusedAttention:
+    """A call of a fused attention that drops weights."""
+
+    func: Any
+    arguments: dict[str, Any]  # by name; a :class:`Like` in the place of each tensor
+    state: Tensor  # of the generator before it
+    head: dict[str, Tensor]  # the operands and the result of its last head, in the last row of the batch
+    made: list[Tensor] = field(default_factory=list)  # the mask, once it was drawn again
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of its weights."""
+        query, key = self.arguments["query"], self.arguments["key"]
+        return torch.Size([*query.shape[:-1], key.shape[-2]])
+
+    def mask(self) -> Tensor | None:
+        """Returns which of the weights it kept, bool; None where the kernel draws in another way than we know. The
+        generator is left in some state."""
+        if not self.made:
+            with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+                mask = self.drawn_again()
+                if not self.error_with(mask) <= CLOSE:
+                    return None
+            self.made.append(mask)
+        return self.made[0]
+
+    def drawn_again(self) -> Tensor:
+        """Returns the mask that the kernel draws from the same state, as :meth:`mask` does, right or wrong."""
+        given = {n: each.alike(n == "value") if isinstance(each, Like) else each for n, each in self.arguments.items()}
+        value, columns = given["value"], self.shape[-1]
+        generator, kept = DeviceGenerator(value.device), []
+        for start in range(0, columns, value.shape[-1]):
+            some = torch.arange(min(value.shape[-1], columns - start), device=value.device)
+            value.zero_()[..., start + some, some] = 1
+            generator.set(self.state)
+            kept.append(self.func(**given)[0][..., : len(some)] > 0.25 / columns)
+        return torch.cat(kept, dim=-1)
+
+    def error_with(self, mask: Tensor) -> float:
+        """Returns how far the attention with a mask is from the result that the step had, in one head, as a part of its
+        norm."""
+        head = {name: t.to(mask.device).double() for name, t in self.head.items() if t.dtype is not torch.bool}
+        scale = self.arguments.get("scale") or 1 / math.sqrt(head["query"].shape[-1])
+        weights = head["query"] @ head["key"].T * scale + head.get("attn_bias", 0.0)
+        if self.arguments.get("is_causal"):
+            weights = weights.masked_fill(torch.ones_like(weights).tril() == 0, -math.inf)
+        if "attn_bias" in self.head and "attn_bias" not in head:
+            weights = weights.masked_fill(~self.head["attn_bias"].to(mask.device), -math.inf)
+        kept = _last(mask).double() / (1 - self.arguments["dropout_p"])
+        made, result = (each.nan_to_num(0.0) for each in (weights.softmax(-1) * kept @ head["value"], head["result"]))
+        return float((made - result).norm() / result.norm())
+
+
+def fused_attention(
+    func: Any, args: Any, kwargs: Any, result: Tensor, state: Tensor, copy: Callable[[Tensor], Tensor]
+) -> FusedAttention | None:
+    """Returns a call of a fused attention that dropped weights; None of any other operator.
+
+    Args:
+        state: of the generator before it.
+        copy: makes the copies of one head.
+    """
+    given = bound(func, args, kwargs)
+    if "scaled_dot_product" not in func.name() or not given.get("dropout_p"):
+        return None
+    tensors = {name: given[name] for name in OPERANDS if isinstance(given.get(name), Tensor)}
+    arguments = {n: _like(each) if isinstance(each, Tensor) else each for n, each in given.items()}
+    head = {name: copy(_last(t)) for name, t in (tensors | {"result": result}).items()}
+    return FusedAttention(func, arguments, state, head)
+
+
+def _like(tensor: Tensor) -> Like:
+    return Like(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+def _last(tensor: Tensor) -> Tensor:
+    """Returns the last matrix of a batch of them."""
+    matrix: Tensor = tensor[(-1,) * (tensor.dim() - 2)]
+    return matrix

@@ -1,0 +1,120 @@
+"""Loops with operators that compute or draw on a GPU in another way than on a CPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support import fused_kernels
+from support.marks import CUDA
+from support.watched_loops import Loop, spoil
+from torch import nn
+from torch.nn import functional as F
+
+import mpcompare
+
+HALVES = [torch.bfloat16, torch.float16]
+FORMATS = [*HALVES, torch.float32]
+SHORT = replace(Loop(), updates=2)
+
+
+class Attends(nn.Module):
+    def __init__(self, p=0.2, causal=False, of_operands=False):
+        super().__init__()
+        self.embedding, self.project, self.out = nn.Embedding(32, 16), nn.Linear(16, 48), nn.Linear(16, 10)
+        self.p, self.causal, self.of_operands = p, causal, of_operands
+
+    def forward(self, tokens):
+        q, k, v = self.project(self.embedding(tokens)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        attended = fused_kernels.attention(q, k, v, self.p if self.training else 0.0, self.causal, self.of_operands)
+        return self.out(attended.transpose(1, 2).flatten(2)).mean(1)
+
+
+class Recurs(nn.Module):
+    def __init__(self, p=0.0):
+        super().__init__()
+        self.embedding, self.rnn, self.out = nn.Embedding(32, 16), nn.LSTM(16, 16, 2, dropout=p), nn.Linear(16, 10)
+
+    def forward(self, tokens):
+        return self.out(self.rnn(self.embedding(tokens.T))[0].mean(0))
+
+
+class DropsByItself(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(32, 16), nn.Linear(16, 10)
+
+    def forward(self, tokens):
+        h = self.embedding(tokens).mean(1)
+        return self.out(h + fused_kernels.recurrent(h.detach(), 0.1, self.training, h.detach()))
+
+
+def long_tokens(rows=16):
+    return torch.randint(32, (rows, 24)), torch.randint(10, (rows,))
+
+
+def dropping(inplace):
+    drop = nn.Dropout(0.1, inplace=inplace)
+    return nn.Sequential(nn.Embedding(32, 16), nn.Flatten(), nn.Linear(64, 32), nn.GELU(), drop, nn.Linear(32, 10))
+
+
+def is_right(seen):
+    assert (seen.defects, seen.not_examined, seen.verdict) == ([], [], "no defect")
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_dropout_draws_by_the_operator_of_the_step(device, inplace, dtype, monkeypatch):
+    if device == "cpu":
+        monkeypatch.setattr(F, "dropout", fused_kernels.dropout)
+    is_right(replace(SHORT, make=lambda: dropping(inplace), device=device, dtype=dtype).run(mpcompare.watch))
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_the_dropout_within_a_fused_attention_is_drawn_again(device, causal, dtype):
+    loop = replace(SHORT, make=lambda: Attends(causal=causal), batch=long_tokens, device=device, dtype=dtype)
+    is_right(loop.run(mpcompare.watch))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_wrong_gradient_below_a_fused_attention_is_found(dtype):
+    def make():
+        model = Attends()
+        spoil(model.project.weight, lambda g: g * 1.1)
+        return model
+
+    seen = replace(SHORT, make=make, batch=long_tokens, dtype=dtype).run(mpcompare.watch)
+    assert {str(defect.place) for defect in seen.defects} == {"project.weight"}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_kernel_that_draws_in_another_way_is_not_examined(dtype):
+    loop = replace(SHORT, make=lambda: Attends(of_operands=True), batch=long_tokens, dtype=dtype)
+    seen = loop.run(mpcompare.watch)
+    assert seen.defects == []
+    assert len(seen.not_examined) == 1
+    assert "the dropout within mpcompare_tests::scaled_dot_product_fused cannot be drawn again" in seen.not_examined[0]
+
+
+def test_a_layer_that_draws_from_a_state_of_its_own_is_not_examined():
+    seen = replace(SHORT, make=DropsByItself).run(mpcompare.watch)
+    assert seen.defects == []
+    assert len(seen.not_examined) == 1
+    assert "the dropout within mpcompare_tests::recurrent has random numbers of its own" in seen.not_examined[0]
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("device", [CUDA])
+def test_the_dropout_of_cudnn_is_not_examined(device, dtype):
+    loop = replace(SHORT, make=lambda: Recurs(0.2), device=device, dtype=dtype)
+    weights = []
+    for watch in (None, None, mpcompare.watch):
+        seen = loop.run(watch)
+        weights.append(loop.weights())
+    pairs = [all(torch.equal(a, b) for a, b in zip(weights[0], each, strict=True)) for each in weights[1:]]
+    assert pairs in ([True, True], [False, False])  # cuDNN may add up in any order
+    assert seen.defects == []
+    assert len(seen.not_examined) == 1
+    assert "the dropout within aten::_cudnn_rnn has random numbers of its own" in seen.not_examined[0]

@@ -283,11 +283,17 @@ class _Life:
 
 
 class _Noted(Noted):
-    """The random numbers of a loop."""
+    """The random numbers of a loop, and what the operators return of which its functions are made."""
 
     def __init__(self, calls: Calls, guard: Guard) -> None:
         super().__init__(calls.recorder.record.drawn, calls.spool.copy)
         self.calls, self.guard = calls, guard
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if (op := self.calls.tape.under_way) is not None and not self.guard.calls:
+            op.calls(func, result)
+        return result
 
     def drew(self, key: Key, func: Any, given: Any, numbers: list[Any], drawn_from: Any) -> list[Any]:
         self.guard(super().drew, key, func, given, numbers, drawn_from)

@@ -120,7 +120,7 @@ def _sums_of(seen: Sequence[Sum], sums: Mapping[Sum, Replayed]) -> dict[str, Any
 def _loss_in_16_bits(seen: Sum) -> Iterator[str]:
     """Yields the parts of a loss that are computed in 16 bits. A loop may mean that, as autocast on a CPU does."""
     for op in seen.ops:
-        if op.name in SOFTMAX and op.dtypes[0] in HALF:
+        if (op.name in SOFTMAX and op.dtypes[0] in HALF) or (op.labels is not None and op.within):
             yield f"{_loss(op)} ({op.line})"
 
 
@@ -136,8 +136,9 @@ def _loss(op: Op | None) -> str:
     """Returns what a loss is, in words; None is one that the network takes itself."""
     if op is None:
         return "the network's own"
-    dtype = op.dtypes[0]
-    return f"{op.name} in {dtype_name(dtype)}" if dtype else op.name
+    dtype, within = op.dtypes[0], [f"{name.strip('_')} in {dtype_name(d)}" for name, d in sorted(op.within.items())]
+    parts = f", its {', '.join(within)}" if within else ""
+    return f"{op.name} in {dtype_name(dtype)}{parts}" if dtype else op.name
 
 
 def _updates_before(taken: Sequence[Taken]) -> Any:

@@ -1,8 +1,8 @@
 """The forced replay of a watched sum of gradients, from the root of each backward on."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mpcompare import generators
@@ -96,10 +96,13 @@ class FromTheRoot(Replay):
                             losses.append((None, value))
             elif isinstance(event, Op):
                 is_between = id(event) in between  # two calls: it is rounded as the work between two layers is
-                is_short = not set(HALF).isdisjoint(event.dtypes)
+                # One that casts to 16 bits is rounded as a whole: the replay casts nothing.
+                is_short = not set(HALF).isdisjoint(event.dtypes) or "_to_copy" in event.within
+                self.loss_is_rounded |= bool(event.within)
                 self.passing("forward" if is_between or is_short else "loss")
                 self.whose("forward" if is_between else "", "")
-                self.play(event, values, is_short and not is_between)
+                within = () if is_between or is_short else event.within
+                self.play(event, values, is_short and not is_between, within)
                 result = event.results[0] if event.results else None
                 if event.labels is not None and event.scalar and result is not None:
                     losses.append((event, values[result]))
@@ -176,11 +179,12 @@ class FromTheRoot(Replay):
             self.exact += sum(float(end.detach()) for end in ends)
         backward(ends, grads)
 
-    def play(self, op: Op, values: dict[Slot, Tensor], rounds: bool = False) -> None:
+    def play(self, op: Op, values: dict[Slot, Tensor], rounds: bool = False, within: Collection[str] = ()) -> None:
         """Calls a function again, with the values that it is given here.
 
         Args:
             rounds: whether the operators that it calls may round their results, as those of layers do.
+            within: those that may, where not all may.
         """
         if op.state is not None:
             op.generator.set(op.state)
@@ -190,9 +194,10 @@ class FromTheRoot(Replay):
             result = self._own(op.func, args)
         else:
             is_cast = op.func in CASTS or op.func is Tensor.double
-            result = args[0].to(self.dtype) if is_cast else op.func(*args, **kwargs)
+            with _Within(within, self.passing) if within else nullcontext():
+                result = args[0].to(self.dtype) if is_cast else op.func(*args, **kwargs)
         found = tree_flatten(result)[0]
-        if rounds and op.writes is None:
+        if (rounds or within) and op.writes is None:
             self._round_within(list(filter(is_real, found)), [leaf for leaf in leaves if is_real(leaf)])
         for slot, value, dtype in zip(op.results, found, op.dtypes, strict=True):
             if slot is not None:
@@ -247,6 +252,21 @@ class FromTheRoot(Replay):
 
     def _constant(self, value: Tensor) -> Tensor:
         return value.to(self.dtype) if is_real(value) else value
+
+
+class _Within(TorchDispatchMode):
+    """Lets some operators of a function round their results, as those of layers do, and the others not."""
+
+    def __init__(self, names: Collection[str], passing: Callable[[str], None]) -> None:
+        super().__init__()
+        self.names, self.passing = names, passing
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rounds = func._schema.name.partition("::")[2] in self.names
+        self.passing("forward" if rounds else "loss")
+        result = func(*args, **(kwargs or {}))
+        self.passing("loss")
+        return result
 
 
 def _move_buffers(network: nn.Module, left: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:

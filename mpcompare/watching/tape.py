@@ -17,6 +17,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import TreeSpec, tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mpcompare.dtypes import HALF
 from mpcompare.generators import DeviceGenerator, GeneratorStates
 from mpcompare.verdict.examine.forced.record import Call
 from mpcompare.watching.attributes import Attributes
@@ -116,6 +117,8 @@ class Op:
     results: list[Slot | None] = field(default_factory=list)
     dtypes: list[torch.dtype | None] = field(default_factory=list)  # theirs
     scalar: bool = False  # whether it returned one number
+    # by operator that it called the format of 16 bits in which that returned its results
+    short: dict[str, torch.dtype] = field(default_factory=dict)
     writes: Slot | None = None  # the slot that it wrote into; None where it wrote into nothing
 
     @property
@@ -133,6 +136,19 @@ class Op:
         self.scalar = len(results) == 1 and isinstance(results[0], Tensor) and results[0].numel() == 1
         if self.state is not None and torch.equal(self.state, self.generator.get()):
             self.state = None
+
+    def calls(self, operator: Any, result: Any) -> None:
+        """Is told of an operator that it has called. Whatever it returns itself, autocast on a GPU lets some operators
+        within it compute in 16 bits, such as the ``log_softmax`` of a ``cross_entropy``."""
+        found = result if isinstance(result, (tuple, list)) else (result,)
+        formats = [t.dtype for t in found if isinstance(t, Tensor) and t.dtype in HALF]
+        if formats and not operator.is_view:
+            self.short[operator._schema.name.partition("::")[2]] = formats[0]
+
+    @property
+    def within(self) -> dict[str, torch.dtype]:
+        """By operator that computed in 16 bits their format; empty where its own results have 16 bits, too."""
+        return self.short if set(HALF).isdisjoint(self.dtypes) else {}
 
     def needs(self) -> Iterator[Slot]:
         """Yields the slots that it is given."""
@@ -165,6 +181,7 @@ class Tape:
 
     Attributes:
         events: in their order.
+        under_way: the function that is being called; None between two.
         names: of the network's parameters, by ``id``.
         made_within: returns the slot of a value that the network has made within a call, and does not return.
     """
@@ -174,6 +191,7 @@ class Tape:
     ) -> None:
         self.names, self.copy, self.made_within = names, copy, made_within
         self.events: list[Event] = []
+        self.under_way: Op | None = None
         self.slots: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.own: WeakKeyDictionary[Any, Op] = WeakKeyDictionary()  # by its node a call of a function of the user's own
 
@@ -198,10 +216,13 @@ class Tape:
         kept = [self.ref(leaf, hidden) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         labels, generator = _labels(name, args, kwargs), DeviceGenerator(first.device)
         why = next(iter(hidden), "")
-        return Op(func, kept, spec, why, generator, generator.get(), scaled, line_of_user(), labels, mutates), first
+        op = Op(func, kept, spec, why, generator, generator.get(), scaled, line_of_user(), labels, mutates)
+        self.under_way = op
+        return op, first
 
     def end(self, op: Op, first: Tensor, result: Any) -> None:
         """Notes a call where its result requires a gradient."""
+        self.under_way = None
         found = tree_flatten(result)[0]
         if not op.mutates and not any(isinstance(t, Tensor) and t.requires_grad for t in found):
             return
@@ -220,6 +241,7 @@ class Tape:
     def end_own(self, op: Op, node: Any, result: Any) -> None:
         """Notes a call of a function of the user's own. Its results are no part of the graph yet, and get their slots
         when they are used."""
+        self.under_way = None
         results = result if isinstance(result, tuple) else (result,)
         op.returned(results, [None] * len(results))
         self.own[node] = op

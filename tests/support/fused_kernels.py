@@ -62,3 +62,8 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = Fa
     if not training or not p:
         return x
     return torch.dropout_(x, p, True) if inplace else torch.native_dropout(x, p, True)[0]
+
+
+def cross_entropy_loss(x: Tensor, target: Tensor, *others: object) -> Tensor:
+    """The loss as autocast on a GPU has it: the logarithms of the softmax have the format of its input."""
+    return F.nll_loss(torch.log_softmax(x, 1, dtype=x.dtype), target)

@@ -118,3 +118,31 @@ def test_the_dropout_of_cudnn_is_not_examined(device, dtype):
     assert seen.defects == []
     assert len(seen.not_examined) == 1
     assert "the dropout within aten::_cudnn_rnn has random numbers of its own" in seen.not_examined[0]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_may_round_as_its_operators_did(seed, device, dtype, monkeypatch):
+    if device == "cpu":
+        monkeypatch.setattr(torch._C._nn, "cross_entropy_loss", fused_kernels.cross_entropy_loss)
+    seen = replace(SHORT, device=device, dtype=dtype, seed=seed, updates=3).run(mpcompare.watch)
+    is_right(seen)
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    assert seen.facts["loss"] == f"cross_entropy in fp32, its log_softmax in {name}"
+    assert [each.partition(" (")[0] for each in seen.facts["loss_in_16_bits"]] == [seen.facts["loss"]]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_wrong_loss_in_16_bits_is_found(device, dtype, monkeypatch):
+    if device == "cpu":
+        monkeypatch.setattr(torch._C._nn, "cross_entropy_loss", fused_kernels.cross_entropy_loss)
+    plain = torch._C._nn.cross_entropy_loss
+
+    def wrong(x, *others):
+        return plain(x, *others) * (1.01 if x.dtype in HALVES else 1.0)
+
+    monkeypatch.setattr(torch._C._nn, "cross_entropy_loss", wrong)
+    seen = replace(SHORT, device=device, dtype=dtype).run(mpcompare.watch)
+    assert "loss" in {defect.cause for defect in seen.defects}

@@ -58,6 +58,12 @@ def carried_to_gradients(earlier: Layers, gradients: Gradients) -> RoundingError
     return found
 
 
+def carried_to_loss(earlier: Layers, later: Layers) -> float:
+    """Returns what roundings make in the loss of a later step, as at least the same part of it as in an earlier one."""
+    part = abs(later.exact_loss / earlier.exact_loss) if earlier.exact_loss else 1.0
+    return max(later.loss_noise, part * earlier.loss_noise)
+
+
 def _name(point: Point) -> str:
     return f"{point.kind} {point.layer}"
 

@@ -82,6 +82,7 @@ class Replay:
     found: Callable[[str, Tensor], None] = lambda name, gradient: None
     known: KnownLayers | tuple[()] = ()  # the layers that are not computed again
     is_forcing = False  # whether layers compare and pass on what was recorded
+    loss_is_rounded = False  # found when it has run: whether the loss is made of numbers in 16 bits, and itself of none
 
     @property
     def device(self) -> torch.device:

@@ -6,7 +6,7 @@ a large tensor tell how large these are.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,12 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.call import Point, is_torchs
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
-from mpcompare.verdict.examine.forced.earlier import EarlierSteps, carried_to_gradients, carried_to_places
+from mpcompare.verdict.examine.forced.earlier import (
+    EarlierSteps,
+    carried_to_gradients,
+    carried_to_loss,
+    carried_to_places,
+)
 from mpcompare.verdict.examine.forced.hooks import without_hooked
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import FP32, Errors
@@ -102,13 +107,14 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     )
     if earlier is not None and (like := earlier.like(precision, points, layers.gradients)):
         places = _worst(carried_to_places(like, points))
-        return replace(layers, places=places, rounding=carried_to_gradients(like, layers.gradients))
+        rounding, noise = carried_to_gradients(like, layers.gradients), carried_to_loss(like, layers)
+        return replace(layers, places=places, rounding=rounding, loss_noise=noise)
     known.drop_sums(replay.sums.sources)
-    _take_samples(recorded, errors, roundings, known, gradient)
+    noise = _noise_of(_take_samples(recorded, errors, roundings, known, gradient), layers.exact_loss)
     _sum_terms(recorded, errors, roundings, dtype, gradient)
     layers = replace(
         layers,
-        loss_noise=errors.loss_noise,
+        loss_noise=max(errors.loss_noise, noise),
         places=_worst({point: _place(errors, point, _stored_in(recorded, point)) for point in points}),
         rounding={name: _of_gradient(errors, replay, precision.unit_roundoff, name) for name in replay.sums.sources},
         digits=digits_of(replay, recorded.loss, errors.norms(), errors.rounding, ranges) if precision.is_16_bit else {},
@@ -129,15 +135,16 @@ def _run(replay: Replay, ranges: Ranges) -> float | None:
 
 def _take_samples(
     recorded: Recorded, errors: Errors, roundings: Roundings, known: KnownLayers, storage: torch.dtype
-) -> None:
+) -> list[float]:
     """Finds how large roundings are at each point, by replays of which each result is rounded. One that sends rows to
-    another expert is no sample.
+    another expert is no sample. Returns the losses, where these are made of numbers that are rounded, too.
 
     Raises:
         OtherPathError: each of them does.
     """
     heap.trim()  # they have tensors of other sizes than the exact replay, and all of them alike
     taken, other, cancels_in = 0, None, roundings.cancels_in
+    losses: list[float] = []
     short = _norms_in_16_bits(recorded)
 
     def whose(_: str, layer: str) -> None:
@@ -158,15 +165,23 @@ def _take_samples(
         again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), recorded.seen(name, g))
         try:
             with roundings, in_operations(recorded.network):
-                again.run()
+                loss = again.run()
         except OtherPathError as error:
             other = error
             continue
         taken += 1
+        losses += [loss] if again.loss_is_rounded and loss is not None else []
         for name, b in _statistics(again):
             errors.sample(roundings, Point("buffer", name), b)
     if not taken and other is not None:
         raise other
+    return losses
+
+
+def _noise_of(losses: Sequence[float], exact: float) -> float:
+    """Returns twice the standard deviation of some losses: a few of them may be nearer to the exact one than most."""
+    moved = [(loss - exact) ** 2 for loss in losses if math.isfinite(loss)]
+    return 2 * math.sqrt(sum(moved) / len(moved)) if moved else 0.0
 
 
 def _norms_in_16_bits(recorded: Recorded) -> set[str]:

@@ -52,7 +52,8 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     """
     calls = seen.record.calls
     dtypes = {name: d for name, each in calls.items() if name != OUTPUT and (d := _computes(each))}
-    precision = _precision(dtypes.values(), seen.tf32)
+    autocast = seen.first.autocast if seen.first is not None else None
+    precision = _precision(dtypes.values(), seen.tf32, autocast)
     if seen.hidden:
         return Replayed(precision.name, None, seen.hidden, dtypes=dtypes)
     if not all(math.isfinite(g.norm) for g in seen.grads.values()):
@@ -106,10 +107,13 @@ def _computes(calls: Sequence[Call]) -> str:
     return "+".join(sorted(kinds))
 
 
-def _precision(dtypes: Iterable[str], tf32: bool) -> Precision:
+def _precision(dtypes: Iterable[str], tf32: bool, autocast: torch.dtype | None) -> Precision:
+    """Returns the precision of a step. Where layers have both formats of 16 bits, it is that of autocast to bf16, which
+    gives fp16 to recurrent layers on a GPU."""
     kinds = {kind for each in dtypes for kind in each.split("+")}
     wide = "tf32" if tf32 else "fp32"
-    return PRECISIONS[next((kind for kind in ("fp16", "bf16") if kind in kinds), wide)]
+    halves = ("bf16", "fp16") if autocast is torch.bfloat16 else ("fp16", "bf16")
+    return PRECISIONS[next((kind for kind in halves if kind in kinds), wide)]
 
 
 def longest_sum(network: nn.Module, seen: Sum) -> int:

@@ -25,6 +25,7 @@ from mpcompare.watching.examining import Replayed, Updates, compared, replayed
 from mpcompare.watching.facts import facts_of
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.looking import Look
+from mpcompare.watching.quietly import quietly
 from mpcompare.watching.shown import one_by_one
 from mpcompare.watching.sight import HowFar, sight_of
 from mpcompare.watching.steps import Sum
@@ -115,7 +116,7 @@ class Watch:
         if self.look is None:
             return
         examining, device = Guard(), next(self.attached.network.parameters()).device
-        with generators.kept(device):
+        with generators.kept(device), quietly(self.attached.network):
             examining(self._examine, self.look)
         if examining.error:  # what was found until then is no card of all
             self.facts = {}

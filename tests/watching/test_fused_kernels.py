@@ -1,5 +1,6 @@
 """Loops with operators that compute or draw on a GPU in another way than on a CPU."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -118,6 +119,15 @@ def test_the_dropout_of_cudnn_is_not_examined(device, dtype):
     assert seen.defects == []
     assert len(seen.not_examined) == 1
     assert "the dropout within aten::_cudnn_rnn has random numbers of its own" in seen.not_examined[0]
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("device", [CUDA])
+def test_a_recurrent_layer_is_examined_and_warns_nobody(device, dtype):
+    with warnings.catch_warnings(record=True) as shown:
+        seen = replace(SHORT, make=Recurs, device=device, dtype=dtype).run(mpcompare.watch)
+    is_right(seen)
+    assert [each for each in shown if "contiguous chunk" in str(each.message)] == []
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -30,24 +30,24 @@ class Between(nn.Module):
 class Nested(nn.Module):
     """Has an autocast of its own around a layer."""
 
-    def __init__(self):
+    def __init__(self, dtype=torch.bfloat16):
         super().__init__()
-        self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 4)
+        self.a, self.b, self.dtype = nn.Linear(16, 32), nn.Linear(32, 4), dtype
 
     def forward(self, x):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=self.dtype):
             h = self.a(x)
         return self.b(h.relu())
 
 
-def watched_in_fp16(make):
+def watched(make, dtype=torch.float16):
     torch.manual_seed(0)
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024)
     x, y = torch.randn(64, 16), torch.randint(4, (64,))
     with mpcompare.watch(model, optimizer, steps=1) as seen:
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
             loss = functional.cross_entropy(model(x), y)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
@@ -65,7 +65,7 @@ def watched_in_fp16(make):
     ids=["norm", "nested autocast", "between layers"],
 )
 def test_a_part_in_bf16_is_named_with_its_format(make, place):
-    seen = watched_in_fp16(make)
+    seen = watched(make)
     assert {defect.cause for defect in seen.defects} == {"precision"}
     first = seen.defects[0].sentence
     assert first.startswith(place)
@@ -73,7 +73,7 @@ def test_a_part_in_bf16_is_named_with_its_format(make, place):
 
 
 def test_casts_to_the_format_of_the_loop_are_its_roundings():
-    seen = watched_in_fp16(lambda: Between(torch.float16))
+    seen = watched(lambda: Between(torch.float16))
     assert seen.verdict == "no defect"
     assert seen.not_examined == []
 
@@ -87,5 +87,12 @@ def test_torchs_norm_of_numbers_that_were_cast_is_no_measure():
         norm = WithoutWeights(32, elementwise_affine=False)
         return nn.Sequential(nn.Linear(16, 32), norm, nn.ReLU(), nn.Linear(32, 4))
 
-    seen = watched_in_fp16(make)
+    seen = watched(make)
     assert seen.defects[0].sentence.startswith("the output of 1")
+
+
+def test_a_layer_in_fp16_is_no_defect_of_a_loop_in_bf16():
+    """Autocast on a GPU computes cuDNN's recurrent layers in fp16, whatever its dtype is."""
+    seen = watched(lambda: Nested(torch.float16), torch.bfloat16)
+    assert (seen.defects, seen.not_examined) == ([], [])
+    assert (seen.facts["precision"], seen.facts["layers"]) == ("bf16", {"fp16": ["a"], "bf16": ["b"]})

@@ -1,8 +1,9 @@
 """The CUDA sources on a CPU: the text of csrc/cuda, compiled by a C++ compiler.
 
-Three things are rewritten: launches, ``__shared__`` variables and tensor core instructions, which only nvcc takes; new memory, which is filled
-with NaN; and the library's name and dispatch key, which become those of CPU operators. cuda_runtime.h and threads.cpp
-run the kernels, libraries.cpp has the functions that csrc/cuda calls, and NVIDIA's headers stay as they are.
+Three things are rewritten: launches, ``__shared__`` variables and instructions of tensor cores, which only nvcc takes;
+new memory, which is filled with NaN; and the library's name and dispatch key, which become those of CPU operators.
+cuda_runtime.h and threads.cpp run the kernels, libraries.cpp has the functions that csrc/cuda calls, and NVIDIA's
+headers stay as they are.
 
 The emulator cannot show speed, threads that interleave between two barriers, launches that overlap, memory that only
 one of host and GPU can reach, and anything that NVIDIA's libraries do and their manuals do not say.

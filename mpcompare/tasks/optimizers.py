@@ -285,7 +285,8 @@ class AdamReplay:
     - Where t was loaded and nothing was counted, as in the state of long training, beta^t is a power and no product of
       t fp32 numbers. It is off by t times the error of this beta in fp32, which is known, and by as much as a power is:
       4, and twice its exponent, ``t |ln beta|``. ``1 - beta`` in fp32 is off by ``beta / (1 - beta)`` times the same
-      error, in the part of the mean that is new: all of m at most, and for v as much as it is.
+      error, in the part of the mean that is new: all of m at most, and for v as much as it is. m and v themselves are off
+      by as much at most. torch's fused kernels on a GPU have beta in fp32 (so has the machine code of torch 2.11).
     - Below 2^-126 fp32 rounds to multiples of a constant, or to 0: ``u 2^-102`` in M, and its root ``u 2^-39`` in S.
 
     From a state that was loaded, t is the number of updates since then in all but the corrections.
@@ -315,7 +316,10 @@ class AdamReplay:
             return {}
         m, M, v, S2 = self._means(name)
         t, arithmetic = self.updates[name] - self.loaded.get(name, 0), self.coarse.arithmetic
-        of_m, of_v = ((4 * t + of_g) * arithmetic + t * self.coarse.moments for of_g in (4, 8))
+        of_m, of_v = (
+            (4 * t + of_g) * arithmetic + t * self.coarse.moments + _of_one_minus(beta)
+            for of_g, beta in zip((4, 8), self.optimizer.betas, strict=True)
+        )
         return {"exp_avg": (m, of_m * M + 2.0**-102), "exp_avg_sq": (v, of_v * S2 + 2.0**-102)}
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:

@@ -134,11 +134,9 @@ part build 90 "$python" scripts/build_ops.py
 tests operators 45 "${operators[@]}"
 part compile 75 "$python" scripts/one_step.py amp_compile
 [[ $result == stopped ]] || sixteen+=,amp_compile # otherwise it would take the sweep's time from all others
-sweep sweep 180 40 default "backend=$sixteen,fp32,tf32" "data=$data"
+sweep sweep 180 25 default "backend=$sixteen,fp32,tf32" "data=$data"
 sweep recipe 60 10 recipe backend=fused,scratch,amp,amp_graph,fp32 "data=$data" optimizer=adamw schedule=cosine \
   task.clip_norm=1 task.accumulate=2
-sweep bf16 60 10 bf16 backend=fused,scratch,amp precision=bf16 "data=$data"
-part ops 45 "$python" scripts/bench_ops.py --csv "$work/ops.csv"
 part roofline 45 "$python" scripts/roofline.py --data "$data" --csv "$work/roofline.csv" --png "$work/roofline.png"
 ncu=$(tool ncu)
 if [[ $ncu ]]; then
@@ -150,6 +148,8 @@ if [[ $ncu ]]; then
 else
   missing ncu ncu
 fi
+sweep bf16 60 10 bf16 backend=fused,scratch,amp precision=bf16 "data=$data"
+part ops 45 "$python" scripts/bench_ops.py --csv "$work/ops.csv"
 sweep tasks 110 5 tasks "task=$networks" backend=amp,amp_graph,fp32,master_weights train.steps=10 verdict.noise=1
 sweep speed 60 15 speed +experiment=speed backend=fused,scratch,amp,amp_graph,fp32 "data=$data" \
   task.batch_size=512 'task.model.hidden=[1024]'

@@ -27,7 +27,7 @@ from mpcompare.verdict.judge.check import listed
 from mpcompare.verdict.judge.kinds import KINDS
 
 ROOT = Path(__file__).parents[1]  # the tree of this file, whichever mpcompare is installed
-PLACE = re.compile(r"(<!-- numbers: (\w+)(?: ([\w./]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- numbers: (\w+)(?: ([\w./-]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 UNREAD = re.compile(
     r"<!-- numbers: .*?<!-- end -->|<!--.*?-->|^ *```.*?^ *```|`[^`\n]+`|\]\([^)\n]*\)", re.DOTALL | re.MULTILINE
 )
@@ -348,8 +348,8 @@ def measured(text: str) -> list[str]:
 
 
 def pages() -> list[Path]:
-    """Returns the README and the pages in docs/."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """Returns the README and the pages in docs/, but for those that keep_results.py makes."""
+    return [ROOT / "README.md", *(p for p in sorted((ROOT / "docs").rglob("*.md")) if "results" not in p.parts)]
 
 
 def main() -> None:

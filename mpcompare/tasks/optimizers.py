@@ -285,8 +285,8 @@ class AdamReplay:
     - Where t was loaded and nothing was counted, as in the state of long training, beta^t is a power and no product of
       t fp32 numbers. It is off by t times the error of this beta in fp32, which is known, and by as much as a power is:
       4, and twice its exponent, ``t |ln beta|``. ``1 - beta`` in fp32 is off by ``beta / (1 - beta)`` times the same
-      error, in the part of the mean that is new: all of m at most, and for v as much as it is. m and v themselves are off
-      by as much at most. torch's fused kernels on a GPU have beta in fp32 (so has the machine code of torch 2.11).
+      error, in the part of the mean that is new: all of m at most, and for v as much as it is. The means themselves are
+      off by as much at most. torch's fused kernels on a GPU have beta in fp32 (so has the machine code of torch 2.11).
     - Below 2^-126 fp32 rounds to multiples of a constant, or to 0: ``u 2^-102`` in M, and its root ``u 2^-39`` in S.
 
     From a state that was loaded, t is the number of updates since then in all but the corrections.

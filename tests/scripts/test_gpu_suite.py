@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,19 @@ def test_without_a_gpu_the_suite_ends_at_once_and_writes_nothing(tmp_path):
     assert ended.stderr == f"gpu_suite: no GPU to run on: torch {torch.__version__} sees no GPU\n"
     assert ended.stdout == ""
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_tests_of_the_suite_are_found():
+    script = (SCRIPTS / "gpu_suite.sh").read_text()
+    (options,) = re.findall(r'addopts="(.*?)"', script)
+    ignored = re.findall(r"--ignore=(tests/\S+)", script)
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-o", f"addopts={options}", "-m", "cuda"]
+    command += ["tests", *(f"--ignore={path}" for path in ignored)]
+    ended = subprocess.run(command, cwd=CONF.parent, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout[-500:]
+    (found,) = re.findall(r"(\d+)/\d+ tests collected", ended.stdout)
+    assert int(found) > 900
 
 
 def test_a_step_is_profiled_by_phases(run):

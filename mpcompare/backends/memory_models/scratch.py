@@ -8,8 +8,8 @@ from mpcompare.tasks.mlp import PlainMlp
 
 
 def scratch_peak(task: PlainMlp, precision: str, master_params: bool = True, softmax: str = "fp32") -> MemoryModel:
-    """Returns the tensors at the peak of a step of scratch, whose products take nothing from torch's allocator. On a GPU
-    torch's sum over rows takes a buffer that is not modelled; on an H200 it was as large as what is summed.
+    """Returns the tensors at the peak of a step of scratch, whose products take nothing from torch's allocator. On a
+    GPU torch's sum over rows takes a buffer that is not modelled; on an H200 it was as large as what is summed.
 
     ``master_params`` and ``softmax`` are the backend's options.
     """

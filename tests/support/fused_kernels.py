@@ -1,9 +1,11 @@
 """Operators for a CPU that draw as a GPU's do: within their kernels, and other numbers than their parts draw."""
 
+import itertools
 import math
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 SEEDED = torch.Tag.nondeterministic_seeded
@@ -67,3 +69,61 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = Fa
 def cross_entropy_loss(x: Tensor, target: Tensor, *others: object) -> Tensor:
     """The loss as autocast on a GPU has it: the logarithms of the softmax have the format of its input."""
     return F.nll_loss(torch.log_softmax(x, 1, dtype=x.dtype), target)
+
+
+def flatten_parameters(module: nn.RNNBase) -> None:
+    """Puts the weights of a recurrent layer into one row, as cuDNN does on a GPU: each becomes a view of the row."""
+    weights = module._flat_weights
+    own = {w.data_ptr() for w in weights} if all(isinstance(w, Tensor) for w in weights) else set()
+    if len(own) != len(weights) or len({w.dtype for w in weights}) != 1 or not torch.backends.cudnn.enabled:
+        return
+    with torch.no_grad():
+        row = torch.cat([w.flatten() for w in weights])
+        for w, part in zip(weights, row.split([w.numel() for w in weights]), strict=True):
+            w.data = part.view_as(w)
+
+
+PLAIN_LSTM = torch._VF.lstm  # type: ignore[attr-defined]
+READS = itertools.count()  # of what other tensors have left
+
+
+def _numbers(weight: Tensor) -> Tensor:
+    """Returns a weight as a kernel reads it: whatever lies there, where its storage has no room for it."""
+    end = (weight.storage_offset() + weight.numel()) * weight.element_size()
+    if end <= weight.untyped_storage().nbytes():
+        return weight.detach()
+    return (torch.arange(weight.numel(), dtype=weight.dtype).view(weight.shape) + next(READS)).sin()
+
+
+@torch.library.custom_op("mpcompare_tests::cudnn_rnn", mutates_args=())
+def _recurs(
+    x: Tensor, states: list[Tensor], weights: list[Tensor], layers: int, train: bool, batch_first: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    result: tuple[Tensor, Tensor, Tensor] = PLAIN_LSTM(x, states, weights, True, layers, 0.0, train, False, batch_first)
+    return result
+
+
+def _setup_recurs(ctx, inputs, output):
+    ctx.x, ctx.states, ctx.weights, *ctx.sizes = inputs
+
+
+def _backward_recurs(ctx, *gradients):
+    layers, train, batch_first = ctx.sizes
+    with torch.enable_grad():
+        x, *states = (t.detach().requires_grad_() for t in (ctx.x, *ctx.states))
+        weights = [_numbers(w).requires_grad_() for w in ctx.weights]
+        results = PLAIN_LSTM(x, states, weights, True, layers, 0.0, train, False, batch_first)
+    found = torch.autograd.grad(results, (x, *states, *weights), gradients)
+    return found[0], list(found[1:3]), list(found[3:]), None, None, None
+
+
+_recurs.register_autograd(_backward_recurs, setup_context=_setup_recurs)
+
+
+def lstm(x: Tensor, states: list[Tensor], weights: list[Tensor], has_biases: bool, *sizes: Any) -> Any:
+    """Computes an LSTM as cuDNN does: in one operator, whose backward reads the weights where they lie by then."""
+    layers, dropout, train, bidirectional, batch_first = sizes
+    if not torch.backends.cudnn.enabled:
+        return PLAIN_LSTM(x, states, weights, has_biases, *sizes)
+    assert (has_biases, dropout, bidirectional) == (True, 0.0, False)
+    return _recurs(x, list(states), weights, layers, train, batch_first)

@@ -121,13 +121,39 @@ def test_the_dropout_of_cudnn_is_not_examined(device, dtype):
     assert "the dropout within aten::_cudnn_rnn has random numbers of its own" in seen.not_examined[0]
 
 
+def takes_cudnns_place(monkeypatch):
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", fused_kernels.flatten_parameters)
+    monkeypatch.setattr(torch._VF, "lstm", fused_kernels.lstm)
+
+
 @pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("device", [CUDA])
-def test_a_recurrent_layer_is_examined_and_warns_nobody(device, dtype):
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_recurrent_layer_is_examined_and_warns_nobody(device, dtype, monkeypatch):
+    if device == "cpu":
+        takes_cudnns_place(monkeypatch)
     with warnings.catch_warnings(record=True) as shown:
         seen = replace(SHORT, make=Recurs, device=device, dtype=dtype).run(mpcompare.watch)
     is_right(seen)
     assert [each for each in shown if "contiguous chunk" in str(each.message)] == []
+    assert all({**seen.sight.layers, **seen.sight.parameters}.values())
+    is_exact = dtype is torch.float32 and device == "cpu"  # cuDNN multiplies in TF32
+    assert seen.sight.resolution < (1e-5 if is_exact else 0.05)
+    for replay in seen.replays:  # the gradients that torch's own kernel made are near the exact ones
+        assert max(e.relative for e in replay.layers.gradients.values()) < 0.02
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_wrong_gradient_of_a_recurrent_layer_is_found(device, monkeypatch):
+    if device == "cpu":
+        takes_cudnns_place(monkeypatch)
+
+    def make():
+        model = Recurs()
+        spoil(model.rnn.weight_hh_l1, lambda g: g * 1.1)
+        return model
+
+    seen = replace(SHORT, make=make, device=device, dtype=torch.float32).run(mpcompare.watch)
+    assert {str(defect.place) for defect in seen.defects} == {"rnn.weight_hh_l1"}
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -83,3 +83,13 @@ def test_a_network_in_another_dtype_shares_its_parameters_and_no_buffers():
     with_buffers = sharing_parameters(network, {"running_mean": torch.ones(4)})
     assert with_buffers.running_mean.tolist() == [1, 1, 1, 1]
     assert not network.running_mean.any()
+
+
+def test_a_part_of_a_larger_storage_keeps_its_numbers():
+    row, numbers = torch.randn(30, dtype=torch.float64), torch.randn(3, 4)
+    operand = row[5:17].view(3, 4)
+    before = row.clone()
+    free(operand)
+    fill(operand, numbers, lambda t: t)
+    assert torch.equal(row, before)
+    assert row.untyped_storage().nbytes() == 30 * 8

@@ -127,8 +127,13 @@ def in_dtype(network: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def free(operand: Tensor) -> None:
-    """Frees the numbers of an operand; it stays in autograd's graph, and so do the tensors that share them."""
-    if (storage := operand.untyped_storage()).resizable():  # one that numpy has seen is not; it is small
+    """Frees the numbers of an operand; it stays in autograd's graph, and so do the tensors that share them.
+
+    An operand that is a part of a larger storage keeps its numbers. On a GPU a recurrent layer puts its weights into
+    one row, for cuDNN, and so it does with operands. ``fill`` makes a storage that has room for one tensor."""
+    storage = operand.untyped_storage()
+    is_alone = storage.nbytes() == operand.numel() * operand.element_size()
+    if is_alone and storage.resizable():  # one that numpy has seen is not; it is small
         storage.resize_(0)
 
 

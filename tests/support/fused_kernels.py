@@ -87,12 +87,15 @@ PLAIN_LSTM = torch._VF.lstm  # type: ignore[attr-defined]
 READS = itertools.count()  # of what other tensors have left
 
 
-def _numbers(weight: Tensor) -> Tensor:
+def garbage(weight: Tensor) -> Tensor:
+    """Returns other numbers than a weight has, and others each time."""
+    return (torch.arange(weight.numel(), dtype=weight.dtype).view(weight.shape) + next(READS)).sin()
+
+
+def as_it_lies(weight: Tensor) -> Tensor:
     """Returns a weight as a kernel reads it: whatever lies there, where its storage has no room for it."""
     end = (weight.storage_offset() + weight.numel()) * weight.element_size()
-    if end <= weight.untyped_storage().nbytes():
-        return weight.detach()
-    return (torch.arange(weight.numel(), dtype=weight.dtype).view(weight.shape) + next(READS)).sin()
+    return weight.detach() if end <= weight.untyped_storage().nbytes() else garbage(weight)
 
 
 @torch.library.custom_op("mpcompare_tests::cudnn_rnn", mutates_args=())
@@ -111,7 +114,7 @@ def _backward_recurs(ctx, *gradients):
     layers, train, batch_first = ctx.sizes
     with torch.enable_grad():
         x, *states = (t.detach().requires_grad_() for t in (ctx.x, *ctx.states))
-        weights = [_numbers(w).requires_grad_() for w in ctx.weights]
+        weights = [as_it_lies(w).requires_grad_() for w in ctx.weights]
         results = PLAIN_LSTM(x, states, weights, True, layers, 0.0, train, False, batch_first)
     found = torch.autograd.grad(results, (x, *states, *weights), gradients)
     return found[0], list(found[1:3]), list(found[3:]), None, None, None

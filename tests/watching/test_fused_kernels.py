@@ -142,6 +142,20 @@ def test_a_recurrent_layer_is_examined_and_warns_nobody(device, dtype, monkeypat
         assert max(e.relative for e in replay.layers.gradients.values()) < 0.02
 
 
+def test_a_layer_of_whose_backward_the_replay_makes_garbage_is_not_seen(monkeypatch):
+    takes_cudnns_place(monkeypatch)
+    right = fused_kernels.as_it_lies
+    monkeypatch.setattr(
+        fused_kernels, "as_it_lies", lambda w: fused_kernels.garbage(w) if w.dtype is torch.float64 else right(w)
+    )
+    seen = replace(SHORT, make=Recurs, dtype=torch.float32).run(mpcompare.watch)
+    own = {f"rnn.{name}" for name, _ in Recurs().rnn.named_parameters()}
+    assert {name for name, is_seen in seen.sight.parameters.items() if not is_seen} == own
+    assert own <= set(seen.sight.blind)
+    assert "3 of 3 layers and 3 of 11 parameters are seen" in str(seen)
+    assert "not seen: an error of 10 % would not be found in rnn.weight_ih_l0" in str(seen)
+
+
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_wrong_gradient_of_a_recurrent_layer_is_found(device, monkeypatch):
     if device == "cpu":

@@ -38,7 +38,9 @@ class Sight:
     share: float  # of the numbers of the parameters, those whose gradients are seen
     unseen: list[str]  # the parameters that are not
     layers: list[str]  # the layers that are not
-    resolution: float  # the relative error that is found in at least half of the gradients
+    resolution: float  # the relative error that is found in at least half of the gradients that do not vanish
+    # the parameters whose gradients are 0 but for roundings: they are held to these, and so no relative error is found
+    vanishing: list[str] = field(default_factory=list)
     not_flagged: list[str] = field(default_factory=list)  # planted errors that are not flagged, in words
 
     @property
@@ -65,15 +67,16 @@ def sight(case: Case) -> Sight | None:
         step, rounding = Pass(own, beside), case.run.findings.rounding
     errors = errors_of(case.run, step, rounding)
     exact = {name: known(step.reference.gradients[name]) for name in errors}
-    alive = [name for name in errors if not vanishes(name, step.reference, rounding)]  # others are held to roundings
+    vanishing = [name for name in errors if exact[name].norm and vanishes(name, step.reference, rounding)]
+    alive = [name for name in errors if not vanishes(name, step.reference, rounding)]
     finest = {name: errors[name].limit / exact[name].norm if exact[name].norm else 0.0 for name in alive}
     unseen = [name for name, each in finest.items() if not each <= COARSEST]
     elements = {name: max(e.elements, 1) for name, e in exact.items()}
-    share = sum(elements[name] for name in errors if name not in unseen) / max(sum(elements.values()), 1)
+    share = sum(elements[name] for name in errors if name not in (*unseen, *vanishing)) / max(sum(elements.values()), 1)
     middle = sorted(finest.values())[len(finest) // 2] if finest else 0.0
     fine = [name for name in finest if name not in unseen and step.own.gradients.get(name)]
     planted = [] if case.is_reference else not_flagged(case, fine)
-    return Sight(share, unseen, blind, middle, planted)
+    return Sight(share, unseen, blind, middle, vanishing, planted)
 
 
 def _unseen_layers(case: Case, run: Layers, reference: Layers | None) -> list[str]:

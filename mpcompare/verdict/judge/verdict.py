@@ -90,7 +90,7 @@ def _blind(run: Examined, seen: Sight) -> tuple[str, str]:
     """Returns what is not seen, and a sentence on it."""
     if seen.not_flagged:
         return "planted errors", f"an error that was planted is not flagged: {'; '.join(seen.not_flagged)}"
-    every = [*seen.layers, *seen.unseen]
+    every = [*seen.layers, *seen.unseen, *seen.vanishing]
     share = f"{100 * seen.share:.3g} % of the numbers of the gradients are seen"
     layers = "" if "first" in run.findings.replays else "no layers are seen, and "
     hides = f"{layers}an error of {100 * COARSEST:g} % may hide in {listed(every)}"

@@ -157,6 +157,19 @@ def test_a_verdict_is_not_green_where_nothing_is_seen(amp):
     assert one.word == "same"  # 5 numbers of 1669
 
 
+def test_gradients_that_are_0_but_for_roundings_are_not_seen(amp):
+    """Their limits are those roundings, and an error as large as the gradient itself is below them."""
+    first = amp.findings.replays["first"]
+    large = {n: replace(r, error=1.1 * first.gradients[n].norm) for n, r in first.rounding.items()}
+    run = with_first(replace(amp, name="run"), rounding=large)
+    seen = sight(Case(examined_of(run), examined_of(amp)))
+    assert (seen.vanishing, seen.unseen, seen.share) == (list(large), [], 0)
+    assert judge_run(run, amp).word == "not seen"
+    few = with_first(replace(amp, name="run"), rounding={**first.rounding, "2.bias": large["2.bias"]})
+    assert judge_run(few, amp).word == "same"  # as a bias before a batch norm
+    assert sight(Case(examined_of(few), examined_of(amp))).vanishing == ["2.bias"]
+
+
 def test_errors_that_are_planted_into_the_findings_are_flagged(amp, monkeypatch):
     run = replace(amp, name="run")
     assert set(PLANTED) == {"negated", "halved", "in another order"}

@@ -196,3 +196,37 @@ def test_a_wrong_loss_in_16_bits_is_found(device, dtype, monkeypatch):
     monkeypatch.setattr(torch._C._nn, "cross_entropy_loss", wrong)
     seen = replace(SHORT, device=device, dtype=dtype).run(mpcompare.watch)
     assert "loss" in {defect.cause for defect in seen.defects}
+
+
+class Projects(nn.Module):
+    """A linear layer in somebody's own words, as GPT-2's."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(16, 48) / 4), nn.Parameter(torch.zeros(48))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.flatten(0, 1), self.weight).view(*x.shape[:2], 48)
+
+
+QUERIES, KEYS = slice(0, 16), slice(16, 32)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("of_torch", [True, False])
+def test_a_gradient_that_is_0_but_for_the_rounding_of_its_sum_may_be_0(of_torch, device):
+    def loop(zeros):
+        def make():
+            model = Attends(0.0)
+            model.project = model.project if of_torch else Projects()
+            spoil(model.project.bias, lambda g: g.index_fill(0, torch.arange(48, device=device)[zeros], 0.0))
+            return model
+
+        return replace(SHORT, make=make, batch=long_tokens, dtype=torch.float32, device=device, accumulate=1)
+
+    seen = loop(KEYS).run(mpcompare.watch)
+    is_right(seen)  # the softmax does not change where the bias moves all scores by one number
+    for replay in seen.replays:
+        assert replay.layers.gradients["project.bias"].zeros == 16 / 48
+        assert replay.layers.rounding["project.bias"].cancelled > 8 / 48
+    assert {str(d.place) for d in loop(QUERIES).run(mpcompare.watch).defects} == {"project.bias"}

@@ -50,6 +50,9 @@ class RoundingError:
     along: float  # root mean square of the part of ``g - exact`` in the direction of ``exact``
     terms: float = 0.0  # the size of what is summed, which may cancel; 0 where it is not known
     zeros: float = 0.0  # the share of the elements that become 0, as numbers do that are too small for fp16
+    # the share of the elements that are 0 in the record, and in the exact tensor no larger than a rounding in fp32 of
+    # the sums that they are
+    cancelled: float = 0.0
 
 
 RoundingErrors = dict[str, RoundingError]

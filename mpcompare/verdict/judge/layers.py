@@ -161,6 +161,7 @@ def as_pass(case: Case, run: Layers, reference: Layers | None) -> Pass:
             zeros, slope = max(other.zeros, reference.rounding[name].zeros), other.slope
         if _begins_as_high(case):
             zeros = max(zeros, run.rounding[name].zeros)
+        zeros += run.rounding[name].cancelled
         # Roundings of few elements are known from samples: the largest of them says no more.
         scaled[name] = replace(e, error=error, largest=0.0, zeros=zeros, slope=slope)
     return Pass(replace(run, gradients=own), replace(run, loss=run.exact_loss, gradients=scaled))

@@ -79,3 +79,35 @@ def test_zeros_of_exact_numbers_too_small_for_fp16_are_foreseen(dtype, share):
     for roundings.sample in range(4):
         errors.sample(roundings, point, exact.float() + 1e-3)
     assert errors.rounding(point).zeros == share
+
+
+def lost(terms, precision, zeros):
+    """Returns the share of the zeros of a gradient that cancelling terms explain; one column is summed to an element,
+    and all elements are ``zeros``."""
+    errors, point = Errors(1), Point("parameter", "0.bias")
+    exact = terms.sum(0)
+    errors.compare(point, torch.where(zeros, 0.0, exact.float()), exact, torch.float32)
+    roundings = Roundings(PRECISIONS[precision])
+    roundings.backward = True
+    for roundings.sample in range(4):
+        errors.sample(roundings, point, roundings.round_(terms.clone()).sum(0))
+    return errors.cancelled(point, roundings.u, len(terms))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_a_sum_whose_terms_cancel_may_be_0(precision):
+    others = torch.randn(256, 48, generator=torch.manual_seed(0)).double()
+    rest = 2.0**-24 * torch.randn(1, 48, generator=torch.manual_seed(1)).double()
+    cancelling = torch.cat([others, rest - others.sum(0, keepdim=True)])
+    others = torch.cat([others, rest])
+    assert lost(cancelling, precision, torch.ones(48, dtype=torch.bool)) == 1
+    both = torch.cat([cancelling[:, :16], others[:, 16:]], 1)
+    assert lost(both, precision, torch.ones(48, dtype=torch.bool)) == pytest.approx(1 / 3)
+    assert lost(both, precision, torch.arange(48) >= 16) == 0
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-9, 1e-11])
+def test_no_gradient_that_is_too_small_for_fp16_cancels(size):
+    """A rounding to fp16 makes 0 of each of these terms: that is underflow."""
+    terms = size * torch.randn(256, 48, generator=torch.manual_seed(0)).double()
+    assert lost(terms, "fp16", torch.ones(48, dtype=torch.bool)) == 0

@@ -74,6 +74,8 @@ class Errors:
         self.samples: dict[Point, list[Tensor]] = {}
         self.terms: dict[Point, float] = {}
         self.zeros: dict[Point, float] = {}  # elements that became 0, of all samples
+        self.lost: dict[Point, Tensor] = {}  # where a recorded gradient of a parameter is 0, and the exact one is not
+        self.moved: dict[Point, Tensor] = {}  # of each element of such a gradient how far roundings move it at most
         self.some: dict[Point, Some] = {}
         self.known: dict[Point, RoundingError] = {}  # but for their terms
         self.loss_noise = 0.0
@@ -91,6 +93,10 @@ class Errors:
         self.errors[point] = error, finite_norm({"": exact}), dtype
         self.some[point] = Some.of(exact, ELEMENTS.get(point.kind, FEW))
         self.exact[point] = self.some[point].taken(exact)
+        if point.kind == "parameter":
+            lost = (self.some[point].taken(seen) == 0) & (self.exact[point] != 0)
+            if bool(lost.any()):
+                self.lost[point], self.moved[point] = lost, torch.zeros_like(self.exact[point], dtype=torch.float64)
         if point.whole and point.kind == "output":
             self.output[point.call, point.place] = seen.to(exact.dtype)
         elif point.whole:
@@ -121,15 +127,39 @@ class Errors:
                 kept = roundings.round_(right.clone())
         lost = ((some == 0) | (kept == 0)) & (right != 0)
         self.zeros[point] = self.zeros.get(point, 0.0) + self.some[point].count(lost)
-        self.samples.setdefault(point, []).append(self.some[point].weighed(moved.nan_to_num_(0.0, 0.0, 0.0)))
+        self.samples.setdefault(point, []).append(self._moves(point, moved))
 
     def summed(self, point: Point, exact: Tensor, u: float) -> None:
         """Writes down how large the terms of sums are, from how far the exact tensor is moved if each operand is
         rounded: a relative error uniform in +- u has the variance u^2 / 3."""
         if point in self.exact:
-            moved = self.some[point].taken(exact.detach()).double() - self.exact[point]
-            moved = self.some[point].weighed(moved.nan_to_num_(0.0, 0.0, 0.0))
+            moved = self._moves(point, self.some[point].taken(exact.detach()).double() - self.exact[point])
             self.terms[point] = float(moved.norm()) * math.sqrt(3) / u
+
+    def _moves(self, point: Point, moved: Tensor) -> Tensor:
+        """Notes how far roundings move some elements, and returns that, weighed."""
+        moved.nan_to_num_(0.0, 0.0, 0.0)
+        if point in self.lost:
+            self.moved[point] = torch.maximum(self.moved[point], moved.abs())
+        return self.some[point].weighed(moved)
+
+    def cancelled(self, point: Point, u: float, number: float) -> float:
+        """Returns the share of the elements that are 0 in the record because the terms of a sum cancel.
+
+        A rounding moves an element by about ``u / sqrt(3)`` times the size of its terms. Their sum in fp32 is off by
+        the root of their number times 2^-24 of that size. An element that is no larger may become any number of that
+        size, and a sum of numbers with 24 digits is often exactly 0 then. Such as is the bias of the keys of an
+        attention: the softmax does not change where all scores move by one number.
+
+        Args:
+            u: the unit roundoff of the samples.
+            number: the number of terms.
+        """
+        if point not in self.lost:
+            return 0.0
+        right, some = self.exact[point], self.some[point]
+        in_fp32 = math.sqrt(3 * number) * FP32 / u * self.moved[point]
+        return some.count(self.lost[point] & (right.abs() <= in_fp32)) / max(some.count(right != 0), 1)
 
     def norms(self) -> dict[Point, float]:
         """Returns the norm of the exact tensor at each point."""

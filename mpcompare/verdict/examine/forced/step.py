@@ -256,7 +256,9 @@ def _of_gradient(errors: Errors, replay: Replay, u: float, name: str) -> Roundin
     """Returns the error that roundings make in a gradient. That of an embedding, or of a norm's shift, held in fp32 is
     a sum in fp32 of terms that are known: its error is 2^-24, by the root of their number, of what is summed. The terms
     of a gain's gradient are products with what was normed, which may be rounded before (transformers#33133)."""
-    rounding = errors.rounding(Point("parameter", name))
+    point = Point("parameter", name)
+    rounding = errors.rounding(point)
+    rounding = replace(rounding, cancelled=errors.cancelled(point, u, _terms(replay, name)))
     if name in replay.gains:
         error = max(rounding.error, u / math.sqrt(3) * rounding.terms)
         return replace(rounding, error=error, along=max(rounding.along or 0.0, error / math.sqrt(rounding.dimensions)))
@@ -264,6 +266,14 @@ def _of_gradient(errors: Errors, replay: Replay, u: float, name: str) -> Roundin
         return rounding
     part = min(FP32 / u * math.sqrt(replay.in_fp32[name]), 1.0)
     return replace(rounding, error=part * rounding.error, along=part * (rounding.along or 0.0), zeros=0.0)
+
+
+def _terms(replay: Replay, name: str) -> float:
+    """Returns about how many terms a gradient is the sum of: as many as its layers have outputs for each row of it."""
+    layers = [replay.record.calls.get(layer, []) for layer in replay.sums.sources[name]]
+    numbers = sum(v.numel() for calls in layers for call in calls for v in call.outputs if is_real(v))
+    shape = replay.network.get_parameter(name).shape
+    return max(numbers / max(shape[0] if shape else 1, 1), 1.0)
 
 
 def _place(errors: Errors, point: Point, u: float) -> PlaceError:

@@ -188,7 +188,7 @@ def test_the_memory_of_a_graph_is_amps_and_a_batch_of_its_own(recorded_graphs):
 @pytest.mark.parametrize("device", [CUDA])
 def test_tf32_rounds_what_fp32_does_not(device):
     """Operands have 10 bits after the point and sums are fp32, so errors are like fp16's, 2^-11, not like fp32's. The
-    gradient is that of the last layer: in front of a relu an input near 0 may change its sign, which is no rounding."""
+    last layer is asked: in front of a relu an input near 0 may change its sign, which is no rounding."""
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("no TF32 before sm_80")
     task = make_task(in_features=256, hidden=[256], batch_size=256)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mpcompare import generators
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
-from mpcompare.verdict.examine.forced.random_numbers import Fed, as_parts
+from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT
 from mpcompare.verdict.examine.forced.replay import default_dtype
 from mpcompare.verdict.examine.forced.weights import Weights
@@ -127,9 +127,8 @@ def _exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
     network = as_it_was(look.network, seen, at).double()
     replay = FromTheRoot(network, torch.float64, seen.record, no_loss, [], 1.0, lambda *_: None)
     replay.events, replay.weights = tuple(seen.tape), Weights(network, torch.float64)
-    drawn = seen.record.drawn
-    kept = generators.kept(device), torch.enable_grad(), without_autocast(), as_parts(drawn)
-    with kept[0], kept[1], kept[2], kept[3], replay.weights, Fed(drawn), default_dtype(torch.float64):
+    kept = generators.kept(device), torch.enable_grad(), without_autocast()
+    with kept[0], kept[1], kept[2], replay.weights, Fed(seen.record.drawn), default_dtype(torch.float64):
         replay.take(seen.record.calls[OUTPUT])
     found: dict[str, Tensor] = {}
     for name, p in network.named_parameters():

@@ -25,7 +25,7 @@ BEYOND = 64  # numbers after the last one: a kernel may read some at once
 
 
 class Like(NamedTuple):
-    """What a kernel may choose its work by in an operand: all but its numbers."""
+    """An operand without its numbers: all by which a kernel may choose its work."""
 
     shape: torch.Size
     stride: tuple[int, ...]

@@ -4,8 +4,8 @@ A number is known by the state of torch's generator before it was drawn. A check
 puts the generator back, and so draws the same numbers.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -85,16 +85,6 @@ def has_own_state(func: Any, args: Any, kwargs: Any) -> bool:
     return bool(given.get("dropout") and given.get("train", True) and given.get("num_layers", 2) > 1)
 
 
-@contextmanager
-def as_parts(drawn: Drawn) -> Iterator[None]:
-    """Attentions are computed from their parts while it is entered, where the step dropped weights in fused ones."""
-    if not any(name == WEIGHTS for _, name, _ in drawn):
-        yield
-        return
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
-
-
 def copied(value: Tensor) -> Tensor:
     """Returns a copy, without its gradient."""
     return value.detach().clone()
@@ -126,7 +116,8 @@ class Noted(_AtRandom):
 
 
 class Fed(_AtRandom):
-    """Gives each random operation the numbers that were written down, in its own dtype.
+    """Gives each random operation the numbers that were written down, in its own dtype. Attentions are computed from
+    their parts where the step dropped weights in fused ones.
 
     Attributes:
         operand: is given those that were drawn in 16 bits, and returns the ones that are taken. A mask that is divided
@@ -139,6 +130,17 @@ class Fed(_AtRandom):
     def __init__(self, drawn: Drawn, operand: Callable[[Tensor], Tensor] = lambda numbers: numbers) -> None:
         super().__init__(drawn)
         self.operand = operand
+        self._kernels = ExitStack()
+
+    def __enter__(self) -> "Fed":
+        if any(name == WEIGHTS for _, name, _ in self.drawn):
+            self._kernels.enter_context(sdpa_kernel(SDPBackend.MATH))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *of_error: Any) -> None:
+        super().__exit__(*of_error)
+        self._kernels.close()
 
     def drew(self, key: Key, func: Any, given: Any, numbers: list[Any], drawn_from: Source) -> list[Any]:
         generator, args = drawn_from[0], given[0]

@@ -31,7 +31,7 @@ from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLay
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
 from mpcompare.verdict.examine.forced.hooks import HooksWithin
 from mpcompare.verdict.examine.forced.known import KnownLayers
-from mpcompare.verdict.examine.forced.random_numbers import Fed, as_parts
+from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, rows_of
 from mpcompare.verdict.examine.forced.weights import Weights, as_complex, backward
@@ -115,7 +115,6 @@ class Replay:
             fp32_products.tf32(False),
             self._forcing(),
             self.weights,
-            as_parts(self.record.drawn),
             Fed(self.record.drawn, self.operand),
             default_dtype(self.dtype),
         ):

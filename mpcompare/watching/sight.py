@@ -42,7 +42,7 @@ def sight_of(look: Look, sums: Mapping[Sum, Replayed]) -> HowFar:
         if replay.layers is None:
             continue
         found = sight(as_case(look, seen, replay))
-        blind = {*found.layers, *found.unseen, *found.vanishing} if found else set()
+        blind = set(found.blind if found else ())
         not_flagged |= dict.fromkeys(found.not_flagged if found else ())
         resolution = max(resolution, found.resolution if found else 0.0)
         outputs = [at.removeprefix("output ") for at in replay.layers.places if at.startswith("output ")]

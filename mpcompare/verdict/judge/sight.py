@@ -44,6 +44,11 @@ class Sight:
     not_flagged: list[str] = field(default_factory=list)  # planted errors that are not flagged, in words
 
     @property
+    def blind(self) -> list[str]:
+        """The layers and parameters that are not seen."""
+        return [*self.layers, *self.unseen, *self.vanishing]
+
+    @property
     def enough(self) -> bool:
         """Whether a verdict may be ``same``."""
         return self.share >= ENOUGH and not self.layers and not self.not_flagged
@@ -67,8 +72,9 @@ def sight(case: Case) -> Sight | None:
         step, rounding = Pass(own, beside), case.run.findings.rounding
     errors = errors_of(case.run, step, rounding)
     exact = {name: known(step.reference.gradients[name]) for name in errors}
-    vanishing = [name for name in errors if exact[name].norm and vanishes(name, step.reference, rounding)]
-    alive = [name for name in errors if not vanishes(name, step.reference, rounding)]
+    zero = [name for name in errors if vanishes(name, step.reference, rounding)]
+    vanishing = [name for name in zero if exact[name].norm]
+    alive = [name for name in errors if name not in zero]
     finest = {name: errors[name].limit / exact[name].norm if exact[name].norm else 0.0 for name in alive}
     unseen = [name for name, each in finest.items() if not each <= COARSEST]
     elements = {name: max(e.elements, 1) for name, e in exact.items()}

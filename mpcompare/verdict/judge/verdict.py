@@ -90,11 +90,11 @@ def _blind(run: Examined, seen: Sight) -> tuple[str, str]:
     """Returns what is not seen, and a sentence on it."""
     if seen.not_flagged:
         return "planted errors", f"an error that was planted is not flagged: {'; '.join(seen.not_flagged)}"
-    every = [*seen.layers, *seen.unseen, *seen.vanishing]
+    every = listed(seen.blind)
     share = f"{100 * seen.share:.3g} % of the numbers of the gradients are seen"
     layers = "" if "first" in run.findings.replays else "no layers are seen, and "
-    hides = f"{layers}an error of {100 * COARSEST:g} % may hide in {listed(every)}"
-    return listed(every), f"{hides}: one rounding of each result, or the reference's own error, is as large; {share}"
+    hides = f"{layers}an error of {100 * COARSEST:g} % may hide in {every}"
+    return every, f"{hides}: one rounding of each result, or the reference's own error, is as large; {share}"
 
 
 def _unchecked(case: Case) -> list[str]:

@@ -35,47 +35,49 @@ class Adam8bit(OfKernels):
     """The same, whose name says that it is an Adam."""
 
 
-class WithCount(torch.optim.Optimizer):
-    """Adam that adds eps before the bias correction, and counts in its group, as those of pytorch_optimizer do."""
+class Means(torch.optim.Optimizer):
+    """Keeps the means of Adam; ``move`` takes them."""
 
-    def __init__(self, params, lr=1e-3):
-        super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "step": 0})
+    def move(self, p, mean, square, group):
+        raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
-            group["step"] += 1
-            first, second = (1 - beta ** group["step"] for beta in group["betas"])
+            if "step" in group:
+                group["step"] += 1
             for p in group["params"]:
                 state = self.state[p]
                 if not state:
                     state.update(exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
                 state["exp_avg"].lerp_(p.grad, 0.1)
                 state["exp_avg_sq"].mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
-                below = state["exp_avg_sq"].sqrt().add_(group["eps"]).div_(second**0.5)
-                p.addcdiv_(state["exp_avg"], below, value=-group["lr"] / first)
+                self.move(p, state["exp_avg"], state["exp_avg_sq"], group)
+
+
+class WithCount(Means):
+    """Adam that adds eps before the bias correction, and counts in its group, as those of pytorch_optimizer do."""
+
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "step": 0})
+
+    def move(self, p, mean, square, group):
+        first, second = (1 - beta ** group["step"] for beta in group["betas"])
+        p.addcdiv_(mean, square.sqrt().add_(group["eps"]).div_(second**0.5), value=-group["lr"] / first)
 
 
 class AdamC(WithCount):
     """The same, whose name says that it is an Adam."""
 
 
-class Navi(torch.optim.Optimizer):
+class Navi(Means):
     """Adam without a bias correction, whose name does not say that it is an Adam, as EmoNavi."""
 
     def __init__(self, params, lr=1e-3):
         super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state.update(exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-                state["exp_avg"].lerp_(p.grad, 0.1)
-                state["exp_avg_sq"].mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
-                p.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt().add_(group["eps"]), value=-group["lr"])
+    def move(self, p, mean, square, group):
+        p.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-group["lr"])
 
 
 class Averaged(torch.optim.Optimizer):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.marks import BF16_LSTM
 from support.watched_loops import small_network, tokens
 from torch import nn
 from torch.nn import functional as F
@@ -32,7 +33,7 @@ def watched(net, **autocast):
     return seen
 
 
-@pytest.mark.parametrize(("net", "layer"), [(small_network, "2"), (Recurrent, "rnn")])
+@pytest.mark.parametrize(("net", "layer"), [(small_network, "2"), pytest.param(Recurrent, "rnn", marks=BF16_LSTM)])
 def test_casts_that_autocast_keeps_are_stale_weights(net, layer):
     (defect,) = watched(net()).defects
     assert (defect.cause, defect.place) == ("stale weights", layer)

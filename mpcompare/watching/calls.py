@@ -4,6 +4,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -286,7 +287,8 @@ class _Noted(Noted):
     """The random numbers of a loop, and what the operators return of which its functions are made."""
 
     def __init__(self, calls: Calls, guard: Guard) -> None:
-        super().__init__(calls.recorder.record.drawn, calls.spool.copy)
+        note = partial(guard, calls.recorder.chose)
+        super().__init__(calls.recorder.record.drawn, calls.spool.copy, note)
         self.calls, self.guard = calls, guard
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -27,7 +27,7 @@ from mpcompare.verdict.examine.forced.call import factor_of
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import Errors
 from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted, NotReplayedError
-from mpcompare.verdict.examine.forced.record import OUTPUT, in_backward, recorded
+from mpcompare.verdict.examine.forced.record import OUTPUT, Recorder, in_backward, recorded
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.step import MOST, Recorded, compared_with_the_replay
 from mpcompare.verdict.judge.check import Case
@@ -395,7 +395,17 @@ def test_more_samples_are_all_of_them_though_some_would_do(monkeypatch):
     assert {place.samples for place in run.findings.replays["first"].places.values()} == {MOST}
 
 
-def test_rows_that_every_rounding_sends_to_other_experts_are_said():
+def test_rows_that_every_rounding_sends_to_other_experts_go_where_the_step_sent_them():
+    run = layers_of(subject_of(Network("experts", "here", lambda: Experts(1e-3), gray, BOTH), "bf16", Amp), "run")
+    assert doubt(run) == ""
+    alone = replace(run, name="none", findings=replace(run.findings, replays={}))
+    assert all(check.passed for check in layer_checks(Case(run, alone)))
+    seen = sight(Case(run, run))
+    assert seen.blind == []
+
+
+def test_rows_whose_choice_nobody_noted_are_said(monkeypatch):
+    monkeypatch.setattr(Recorder, "chose", lambda *_: None)
     subject = subject_of(Network("experts", "here", lambda: Experts(1e-3), gray, BOTH), "bf16", Amp)
     with pytest.raises(NotReplayedError, match="^other rows come to experts.0 when the network is called again$"):
         layers_of(subject, "run")

@@ -4,7 +4,6 @@ A layer may ask for the limits of a format, and it may choose, as a router choos
 rounding moves a little: with another answer the layer computes another function.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mpcompare.verdict.examine.forced.choices import along
 from mpcompare.verdict.examine.forced.record import Call, is_real
 
 
@@ -46,20 +46,18 @@ class _Choices(TorchDispatchMode):
 
     def __init__(self, call: Call) -> None:
         super().__init__()
-        self.chosen = [v for v in call.outputs if isinstance(v, Tensor) and v.dtype is torch.int64]
-        formats = [v.dtype for v in (*call.inputs, *call.outputs) if is_real(v)]
-        formats += [call.autocast] if call.autocast else []
-        self.near = math.sqrt(max((torch.finfo(each).eps for each in formats), default=0.0))
+        self.chosen, self.near = (
+            [v for v in call.outputs if isinstance(v, Tensor) and v.dtype is torch.int64],
+            call.near,
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is not torch.ops.aten.topk.default:
             return result
-        row, dim, largest = args[0], args[2] if len(args) > 2 else -1, result[0]
         for places in self.chosen:
-            if places.shape == largest.shape:
-                own = row.gather(dim, places)
-                near = (own - largest).abs() <= self.near * torch.maximum(own.abs(), largest.abs())
-                if bool((near & own.isfinite() | (own == largest)).all()):
-                    return own, places
+            if places.shape == result[0].shape:
+                again = along(func, args, kwargs, result, places, self.near)
+                if again is not result:
+                    return again
         return result

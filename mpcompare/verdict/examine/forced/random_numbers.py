@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.generators import CPU, DeviceGenerator, fingerprint
 from mpcompare.verdict.examine.forced.attention_masks import FusedAttention, bound, fused_attention
+from mpcompare.verdict.examine.forced.choices import CHOICES, Choosing
 
 Key = tuple[int, str, torch.Size]  # the generator's state, the operator, and the shape of its result
 # The tensors drawn, and the state after it. A fused attention stands, at the shape of its weights, for their mask.
@@ -36,8 +37,8 @@ class OtherPathError(NotReplayedError):
 
 
 class _AtRandom(TorchDispatchMode):
-    """Hands each random operation that draws numbers to ``drew`` while it is entered; what that returns is the result.
-    An attention without dropout draws nothing."""
+    """Hands each random operation that draws numbers to ``drew`` while it is entered, and each that chooses to
+    ``chose``; what these return is the result. An attention without dropout draws nothing."""
 
     def __init__(self, drawn: Drawn) -> None:
         super().__init__()
@@ -49,7 +50,8 @@ class _AtRandom(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            return self.chose(func, (args, kwargs), result) if func._schema.name in CHOICES else result
         tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
         generator = DeviceGenerator(tensors[0].device if tensors else CPU)
         state = generator.get()
@@ -76,6 +78,10 @@ class _AtRandom(TorchDispatchMode):
         """Is told of an operation that drew numbers from a state of its own, which nobody can put back."""
         raise NotImplementedError
 
+    def chose(self, func: Any, given: Any, result: Any) -> Any:
+        """Is told of an operation that may choose, as a comparison does."""
+        return result
+
 
 def has_own_state(func: Any, args: Any, kwargs: Any) -> bool:
     """Returns whether an operation draws from a state of its own, as cuDNN's recurrent layers do for their dropout."""
@@ -95,11 +101,17 @@ class Noted(_AtRandom):
 
     Attributes:
         copy: makes the copies that are kept.
+        note: is told of each operation that may choose, and of its result.
     """
 
-    def __init__(self, drawn: Drawn, copy: Callable[[Tensor], Tensor] = copied) -> None:
+    def __init__(
+        self,
+        drawn: Drawn,
+        copy: Callable[[Tensor], Tensor] = copied,
+        note: Callable[[Any, Any, Any], None] = lambda func, args, result: None,
+    ) -> None:
         super().__init__(drawn)
-        self.copy = copy
+        self.copy, self.note = copy, note
 
     def drew(self, key: Key, func: Any, given: Any, numbers: list[Any], drawn_from: Source) -> list[Any]:
         generator, state = drawn_from
@@ -114,6 +126,10 @@ class Noted(_AtRandom):
     def drew_by_itself(self, func: Any) -> None:
         self.drawn[0, func.name(), torch.Size()] = [], torch.empty(0)
 
+    def chose(self, func: Any, given: Any, result: Any) -> Any:
+        self.note(func, given[0], result)
+        return result
+
 
 class Fed(_AtRandom):
     """Gives each random operation the numbers that were written down, in its own dtype. Attentions are computed from
@@ -122,14 +138,20 @@ class Fed(_AtRandom):
     Attributes:
         operand: is given those that were drawn in 16 bits, and returns the ones that are taken. A mask that is divided
             by a probability in 16 bits is rounded.
+        choosing: makes the choices of the step.
 
     Raises:
         NotReplayedError: none were written down for it.
     """
 
-    def __init__(self, drawn: Drawn, operand: Callable[[Tensor], Tensor] = lambda numbers: numbers) -> None:
+    def __init__(
+        self,
+        drawn: Drawn,
+        operand: Callable[[Tensor], Tensor] = lambda numbers: numbers,
+        choosing: Choosing | None = None,
+    ) -> None:
         super().__init__(drawn)
-        self.operand = operand
+        self.operand, self.choosing = operand, choosing or Choosing()
         self._kernels = ExitStack()
 
     def __enter__(self) -> "Fed":
@@ -168,3 +190,6 @@ class Fed(_AtRandom):
 
     def drew_by_itself(self, func: Any) -> None:
         raise NotReplayedError(f"the dropout within {func.name()} has random numbers of its own")
+
+    def chose(self, func: Any, given: Any, result: Any) -> Any:
+        return self.choosing.again(func, given, result)

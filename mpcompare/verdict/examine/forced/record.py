@@ -5,6 +5,7 @@ network computes is work between layers: it begins at recorded outputs and ends 
 network stands in the record as one more layer, ``(output)``, that hands on its input: above it is the loss.
 """
 
+import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -22,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.operands import Products
 from mpcompare.tasks.cast import NORMS
+from mpcompare.verdict.examine.forced.choices import Chosen, chosen, place_of
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted, copied
 from mpcompare.verdict.judge.layers import OUTPUT as OUTPUT
 
@@ -62,6 +64,15 @@ class Call:
     without: bool = False
     # the dtypes of the outputs where backward computed the call once more
     again: list[torch.dtype] = field(default_factory=list)
+    # what the network has chosen between its layers; empty in the call of a layer
+    choices: Chosen = field(default_factory=list)
+
+    @property
+    def near(self) -> float:
+        """The relative difference of two numbers that agree in half of the digits of the call."""
+        formats = [v.dtype for v in (*self.inputs, *self.outputs) if is_real(v)]
+        formats += [self.autocast] if self.autocast else []
+        return math.sqrt(max((torch.finfo(each).eps for each in formats), default=0.0))
 
     def gradients_of(self, number: int) -> list[Tensor | None]:
         """Returns the gradients of a backward pass, to be filled in, by its number."""
@@ -93,7 +104,7 @@ def recorded(network: nn.Module) -> Iterator[Record]:
     recorder = Recorder()
     recorder.attach(network)
     try:
-        with Noted(recorder.record.drawn):
+        with Noted(recorder.record.drawn, note=recorder.chose):
             yield recorder.record
     finally:
         recorder.detach()
@@ -181,6 +192,7 @@ class Recorder:
         self.handles: list[RemovableHandle] = []
         self.whole: list[Call] = []  # the calls of the network that are under way
         self.open: list[Call | None] = []  # the modules that are being called; None: one that has called another
+        self._choices: Chosen = []  # of the module that is being called, until it is known whether it is a layer
 
     def attach(self, network: nn.Module) -> None:
         """Puts hooks on all modules of a network but those within its norms."""
@@ -206,6 +218,9 @@ class Recorder:
         whole = self._is_whole(name)
         if self.open:
             self.open[-1] = None
+        if self.whole:
+            self.whole[-1].choices += self._choices
+        self._choices.clear()
         if torch.is_inference_mode_enabled():  # no part of a step
             return
         given, own = tree_flatten((args, kwargs))[0], dict(module.named_parameters())
@@ -220,14 +235,15 @@ class Recorder:
         self.open.append(call)
         if whole:
             held = {each: p.dtype for each, p in self.network.named_parameters()} if name else held
-            self.whole.append(replace(call, held=held))
+            self.whole.append(replace(call, held=held, choices=[]))
             self._counts.clear()
             self.before = {each: len(calls) for each, calls in self.record.calls.items()}
 
     def returned(self, name: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
         if torch.is_inference_mode_enabled() or is_transformed():
             return result
-        call = self.open.pop()
+        if (call := self.open.pop()) is not None:  # a layer: its choices are its own
+            self._choices.clear()
         if call is not None and not _hands_on(call, result):
             result = self._keep(name, call, result)
         if name and not in_backward():
@@ -240,6 +256,13 @@ class Recorder:
                 for each, calls in self.record.calls.items():
                     del calls[self.before.get(each, 0) :]
         return result
+
+    def chose(self, func: Any, args: Any, result: Any) -> None:
+        """Is told of an operation that may choose. A checkpoint that makes a choice once more is not replayed so."""
+        if not self.whole or not self.open or in_backward() or (made := chosen(func, args, result)) is None:
+            return
+        choices = self.whole[-1].choices if self.open[-1] is None else self._choices
+        choices.append((place_of(func), self.copy(made)))
 
     def _is_whole(self, name: str) -> bool:
         """Returns whether a call is one of the network, and not one within it."""

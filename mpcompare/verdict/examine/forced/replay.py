@@ -10,7 +10,7 @@ the step is compared, each with the operands that the backend had.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +28,7 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.as_recorded import as_recorded
 from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, half_of, is_torchs
+from mpcompare.verdict.examine.forced.choices import Choosing
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
 from mpcompare.verdict.examine.forced.hooks import HooksWithin
 from mpcompare.verdict.examine.forced.known import KnownLayers
@@ -81,6 +82,8 @@ class Replay:
     # is given the gradient of each parameter, once all of it is there: nobody keeps it here
     found: Callable[[str, Tensor], None] = lambda name, gradient: None
     known: KnownLayers | tuple[()] = ()  # the layers that are not computed again
+    choosing: Choosing = field(default_factory=Choosing)
+    chooses: bool = False  # whether it makes the choices of the step between layers, and not its own
     is_forcing = False  # whether layers compare and pass on what was recorded
     loss_is_rounded = False  # found when it has run: whether the loss is made of numbers in 16 bits, and itself of none
 
@@ -115,7 +118,7 @@ class Replay:
             fp32_products.tf32(False),
             self._forcing(),
             self.weights,
-            Fed(self.record.drawn, self.operand),
+            Fed(self.record.drawn, self.operand, self.choosing),
             default_dtype(self.dtype),
         ):
             loss = self.take(calls)
@@ -175,7 +178,8 @@ class Replay:
         assert call.arguments is not None
         given = [computed[at] if at in computed else self._given(v) for at, v in enumerate(call.inputs)]
         args, kwargs = tree_unflatten(given, call.arguments)
-        return self.network.get_submodule(part)(*args, **kwargs)
+        with self.choosing.of(call.choices if self.chooses else [], call.near):
+            return self.network.get_submodule(part)(*args, **kwargs)
 
     def _given(self, recorded: Any) -> Any:
         if not is_real(recorded):
@@ -290,7 +294,9 @@ class Replay:
                 return whole(*args, **kwargs)
             under_way.append(whole)
             try:
-                return self._output(whole(*args, **kwargs))
+                result = whole(*args, **kwargs)
+                with self.choosing.aside():
+                    return self._output(result)
             finally:
                 under_way.clear()
 
@@ -320,6 +326,7 @@ class Replay:
     def _forced(self, name: str, module: nn.Module, hooks: HooksWithin) -> Callable[..., Any]:
         original = module.forward
 
+        @self.choosing.aside()
         def forward(*args: Any, **kwargs: Any) -> Any:
             flat, spec = tree_flatten((args, kwargs))
             flat = list(map(self.weights.taken, flat))

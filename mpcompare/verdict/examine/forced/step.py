@@ -56,6 +56,7 @@ class Recorded:
     scale: float  # the loss scale
     buffers: Mapping[str, Tensor]  # after the step
     replays: Callable[..., Replay] = Replay  # makes the replay
+    chooses: bool = False  # as of :class:`Replay`
 
     def seen(self, name: str, gradient: Tensor) -> Tensor:
         """Returns those elements of the gradient of a parameter that the record has."""
@@ -230,7 +231,9 @@ def _sum_terms(
 def _replay(recorded: Recorded, dtype: torch.dtype, compare: Any, passing: Any = lambda _: None) -> Replay:
     network = in_dtype(recorded.network, dtype)
     batches, loss_fn = recorded.batches, recorded.loss_fn
-    return recorded.replays(network, dtype, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
+    replay = recorded.replays(network, dtype, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
+    replay.chooses = recorded.chooses
+    return replay
 
 
 def _compare_buffers(recorded: Recorded, replay: Replay, errors: Errors) -> None:

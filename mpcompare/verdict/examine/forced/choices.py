@@ -1,0 +1,123 @@
+"""The choices that a network makes between its layers, such as a router that chooses experts.
+
+A choice between two numbers that are nearly equal is another one after a rounding: another expert, another box. Then
+other rows come to a layer, and the step cannot be compared. So a choice is written down, and a replay makes it again.
+"""
+
+import sys
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import walk_stack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpcompare.verdict.examine.forced.attention_masks import bound
+
+COMPARISONS = {f"aten::{name}" for name in ("gt", "ge", "lt", "le", "eq", "ne")}
+# operators that choose numbers along a dimension, and return their places
+ALONG = {f"aten::{name}" for name in ("topk", "sort", "max", "min", "argmax", "argmin")}
+NMS = "torchvision::nms"  # returns the boxes that overlap little with larger ones: any number of them
+OTHERS = {"aten::_to_copy", "aten::bucketize", "aten::searchsorted", NMS}  # casts to whole numbers, and intervals
+CHOICES = COMPARISONS | ALONG | OTHERS
+
+NOT_THE_NETWORK = ("torch.", "mpcompare.verdict.", "mpcompare.watching.")  # packages of its callers and of modes
+Place = tuple[str, int, str]  # file, line, and operator
+Chosen = list[tuple[Place, Tensor]]  # in the order of the step
+
+
+def chosen(func: Any, args: Any, result: Any) -> Tensor | None:
+    """Returns the places or truth values that an operator of CHOICES chooses by real numbers; None where it chooses
+    nothing."""
+    made = result[-1] if isinstance(result, (tuple, list)) else result
+    is_real = isinstance(args[0], Tensor) and args[0].is_floating_point()
+    return made if is_real and not made.is_floating_point() and not made.is_complex() else None
+
+
+def place_of(func: Any) -> Place:
+    """Returns the place in the code of the network that calls an operator. The operator may call itself by code in
+    Python, as autocast's kernel for it does: that is no part of the network."""
+    found: tuple[str, int] | None = None
+    for frame, line in walk_stack(sys._getframe(1)):
+        package = frame.f_globals.get("__name__", "")
+        if package == "torch._ops":
+            found = None
+        elif found is None and not package.startswith(NOT_THE_NETWORK):
+            found = frame.f_code.co_filename, line
+    return *(found or ("", 0)), func._schema.name
+
+
+def along(func: Any, args: Any, kwargs: Any, result: Any, places: Tensor, near: float) -> Any:
+    """Returns the result of an operator of ALONG with other places, if the numbers there are as large as those that it
+    has chosen, but for a part ``near`` of them; else the result itself.
+
+    Args:
+        places: of the same shape as its own.
+    """
+    given, values = bound(func, args, kwargs), isinstance(result, (tuple, list))
+    own = result[-1] if values else result
+    row, dim = given["self"], given.get("dim", -1 if values else None)
+    if dim is None:  # the place of the largest number of all
+        row, dim = row.flatten(), 0
+    is_kept = own.dim() == row.dim()
+    numbers = [row.gather(dim, at if is_kept else at.unsqueeze(dim)) for at in (places, own)]
+    theirs, ours = numbers if is_kept else [each.squeeze(dim) for each in numbers]
+    alike = (theirs - ours).abs() <= near * torch.maximum(theirs.abs(), ours.abs())
+    if not bool((alike & theirs.isfinite() | (theirs == ours)).all()):
+        return result
+    return (theirs, places) if values else places
+
+
+def _compared(args: Any, own: Tensor, theirs: Tensor, near: float) -> Tensor:
+    """Returns the truth values of a comparison as they were noted, if the numbers differ by no more than a part
+    ``near`` of the largest where its own are others; else its own."""
+    first, second = (torch.as_tensor(each) for each in args[:2])
+    finite = [each[each.isfinite()].abs() for each in (first, second)]
+    largest = max((float(each.max()) for each in finite if each.numel()), default=0.0)
+    return theirs if bool(((own == theirs) | ((first - second).abs() <= near * largest)).all()) else own
+
+
+class Choosing:
+    """Makes the choices of a recorded call of a network once more."""
+
+    def __init__(self) -> None:
+        self._left: dict[Place, deque[Tensor]] = {}  # by place the choices that come next
+        self._near = 0.0
+
+    @contextmanager
+    def of(self, noted: Chosen, near: float) -> Iterator[None]:
+        """Makes these choices, in their order, where the numbers agree but for a part ``near`` of them."""
+        left: dict[Place, deque[Tensor]] = defaultdict(deque)
+        for place, tensor in noted:
+            left[place].append(tensor)
+        before, self._left, self._near = self._left, dict(left), near
+        try:
+            yield
+        finally:
+            self._left = before
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Makes none while it is entered, as within a layer."""
+        before, self._left = self._left, {}
+        try:
+            yield
+        finally:
+            self._left = before
+
+    def again(self, func: Any, given: Any, result: Any) -> Any:
+        """Returns the result of an operator of CHOICES as it was in the step."""
+        args, kwargs = given
+        if not self._left or (own := chosen(func, args, result)) is None:
+            return result
+        left = self._left.get(place_of(func))
+        if not left:
+            return result
+        theirs, name = left.popleft().clone(), func._schema.name  # the network may write into it
+        if theirs.dtype is not own.dtype or (theirs.shape != own.shape and name != NMS):
+            return result
+        if name in ALONG:
+            return along(func, args, kwargs, result, theirs, self._near)
+        return _compared(args, own, theirs, self._near) if name in COMPARISONS else theirs

@@ -186,7 +186,7 @@ class Backend(Protocol):
 
     def memory_model(self) -> MemoryModel:
         """Returns the bytes of every tensor that is live at a step's peak, ``{kind: {tensor: bytes}}``. The kinds are
-        those of ``mpcompare.cost.memory.TENSOR_KINDS``. Empty if unknown."""
+        those of ``mpcompare.cost.TENSOR_KINDS``. Empty if unknown."""
 
 
 class Phased(Protocol):

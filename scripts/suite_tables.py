@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 from summaries import comparison, suite_summaries
 
-from mpcompare.cost.memory import allocated_bytes
+from mpcompare.cost import allocated_bytes
 from mpcompare.report.runs import Run, find_runs
 
 

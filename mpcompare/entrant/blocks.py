@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mpcompare import generators
 from mpcompare.contract import State, Stepper
-from mpcompare.cost.flops import step_flops
+from mpcompare.cost import step_flops
 from mpcompare.entrant.sample import Ended, Lines, Sample
 from mpcompare.entrant.setup import Setup
 from mpcompare.entrant.state import Entrant, Pass, Trained, Trial

@@ -1,7 +1,7 @@
 """The pass on the memory of a step: a few steps of a fresh backend under the memory meter, and the analytic model."""
 
 from mpcompare.contract import Backend, Batches, Stepper, memory_model_of, warmup_steps, workspaces
-from mpcompare.cost import memory
+from mpcompare.cost import allocated_bytes
 from mpcompare.entrant.state import Entrant
 from mpcompare.fields import MemoryRecord
 from mpcompare.instruments import meter
@@ -30,7 +30,7 @@ def take(entrant: Entrant) -> MemoryRecord:
     return MemoryRecord(
         batch_bytes=batch_bytes,
         peak_memory_bytes=peak.bytes + batch_bytes,
-        peak_memory_bytes_analytic=memory.allocated_bytes(model) if model else None,
+        peak_memory_bytes_analytic=allocated_bytes(model) if model else None,
         memory_model=model,
         memory_by_op=peak.by_op,
         memory_reserved_bytes=peak.reserved_bytes,

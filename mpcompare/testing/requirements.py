@@ -25,7 +25,7 @@ from mpcompare.contract import (
     promises_of,
     show_gradients,
 )
-from mpcompare.cost.memory import TENSOR_KINDS
+from mpcompare.cost import TENSOR_KINDS
 from mpcompare.dtypes import torch_dtype
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale

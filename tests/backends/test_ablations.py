@@ -11,7 +11,7 @@ from support.tasks import make_batch, make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.scratch import Scratch
-from mpcompare.cost import memory
+from mpcompare.cost import allocated_bytes
 from mpcompare.errors import InputError
 from mpcompare.instruments import meter
 from mpcompare.loss_scale import NoLossScale, StaticLossScale
@@ -172,7 +172,7 @@ def test_the_memory_model_is_what_is_measured(options, precision, momentum):
             take_step(made[0], x, y)
 
     measured = meter.peak_memory(CPU, two_steps).bytes + x.nbytes + y.nbytes
-    model = memory.allocated_bytes(made[0].memory_model())
+    model = allocated_bytes(made[0].memory_model())
     assert measured == pytest.approx(model, rel=0.01)
 
 

@@ -8,7 +8,7 @@ from support.backends import BACKENDS, CPU_BACKENDS, make_backend
 from support.tasks import make_batch, make_task, mlp_of
 
 from mpcompare.contract import Stepper
-from mpcompare.cost import memory
+from mpcompare.cost import TENSOR_KINDS, allocated_bytes
 from mpcompare.entrant.memory import first_steps
 from mpcompare.instruments import meter
 from mpcompare.loss_scale import NoLossScale
@@ -60,7 +60,7 @@ def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
     task = make_task(in_features=784, hidden=[8192], out_features=10, batch_size=8192)
     x, y = make_batch(task, CPU)
     peak, model = measured_and_modelled(name, task, task.new_model(0, CPU), precision, x, y)
-    assert peak + x.nbytes + y.nbytes == pytest.approx(memory.allocated_bytes(model), rel=remarks.TOLERANCE)
+    assert peak + x.nbytes + y.nbytes == pytest.approx(allocated_bytes(model), rel=remarks.TOLERANCE)
 
 
 @pytest.mark.slow
@@ -85,9 +85,9 @@ def test_memory_model_is_what_is_measured(name_precision, sizes, batch_size, los
     ops.load("cpu")
     x, y = make_batch(task, CPU)
     peak, model = measured_and_modelled(name, task, task.new_model(0, CPU), precision, x, y)
-    assert list(model) == [kind for kind in memory.TENSOR_KINDS if kind in model]
+    assert list(model) == [kind for kind in TENSOR_KINDS if kind in model]
     # Not in the model: a few numbers a row inside the loss, and oneDNN's packing buffers for 16-bit products.
-    assert peak + x.nbytes + y.nbytes == pytest.approx(memory.allocated_bytes(model), rel=0.01, abs=64 * batch_size)
+    assert peak + x.nbytes + y.nbytes == pytest.approx(allocated_bytes(model), rel=0.01, abs=64 * batch_size)
 
 
 def test_a_network_that_is_no_mlp_has_no_model():

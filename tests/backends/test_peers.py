@@ -21,7 +21,7 @@ from mpcompare.backends import amp_compile
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fused import Fused
 from mpcompare.contract import BackendUnavailable
-from mpcompare.cost import memory
+from mpcompare.cost import allocated_bytes
 from mpcompare.instruments import fp32_products, meter
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.native.graph import WARMUP
@@ -177,7 +177,7 @@ def test_the_memory_of_a_graph_is_amps_and_a_batch_of_its_own(recorded_graphs):
                 take_step(made[0], x, y)
 
         measured.append(meter.peak_memory(CPU, warm_up).bytes)
-        models.append(memory.allocated_bytes(made[0].memory_model()))
+        models.append(allocated_bytes(made[0].memory_model()))
     assert models[1] - models[0] == x.nbytes + y.nbytes
     assert measured[1] - measured[0] == pytest.approx(x.nbytes + y.nbytes, rel=0.01, abs=64 * task.batch_size)
 

@@ -19,7 +19,7 @@ from support.command import SMALL
 from support.marks import CUDA
 from support.tasks import make_task
 
-from mpcompare.cost import memory
+from mpcompare.cost import allocated_bytes
 from mpcompare.paths import CONF
 from mpcompare.records import MONITORED
 from mpcompare.tasks.data import batches
@@ -90,7 +90,7 @@ def test_what_is_written_is_what_happened(cli, tmp_path):
     assert result["flops_per_step"] == 64 * (4 * 784 * 32 + 6 * 32 * 10)
     assert result["tflops"] == pytest.approx(result["flops_per_step"] / result["step_ms_p50"] / 1e9)
     assert result["peak_memory_bytes"] == pytest.approx(result["peak_memory_bytes_analytic"], rel=0.01, abs=4096)
-    assert result["peak_memory_bytes_analytic"] == memory.allocated_bytes(result["memory_model"])
+    assert result["peak_memory_bytes_analytic"] == allocated_bytes(result["memory_model"])
     assert result["flags"]["tf32"] is False
     assert (result["loss_scale"], result["final_loss_scale"], result["skipped_steps"]) == ("none", 1.0, 0)
 

@@ -13,7 +13,7 @@ from support.tasks import make_batch, make_task
 
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.contract import Stepper
-from mpcompare.cost import memory
+from mpcompare.cost import allocated_bytes
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.memory import take
 from mpcompare.errors import InputError
@@ -111,7 +111,7 @@ def test_on_a_gpu_the_workspaces_of_products_join_the_model(monkeypatch):
     plain = found()
     assert plain.memory_model == {**tensors, "workspace": {"cuBLAS": 64}}
     assert plain.workspace_bytes == 64
-    assert plain.peak_memory_bytes_analytic == memory.allocated_bytes(tensors) + 64
+    assert plain.peak_memory_bytes_analytic == allocated_bytes(tensors) + 64
     backend.workspaces = lambda: {"cublasLt": 32}
     with_its_own = found()
     assert with_its_own.memory_model["workspace"] == {"cuBLAS": 64, "cublasLt": 32}

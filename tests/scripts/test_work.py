@@ -3,7 +3,7 @@ import torch
 import work
 from support.tasks import make_batch, make_task, mlp_of
 
-from mpcompare.cost.flops import step_flops
+from mpcompare.cost import step_flops
 
 
 def test_the_products_of_a_step_are_those_of_its_phases():

@@ -7,7 +7,7 @@ from support.tasks import make_batch, make_task, mlp_of
 from torch import nn
 
 from mpcompare.contract import BackendUnavailable
-from mpcompare.cost.flops import step_flops
+from mpcompare.cost import step_flops
 from mpcompare.errors import InputError
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.fingerprint import fingerprint

@@ -6,7 +6,7 @@ the weights until the forward ends.
 
 from mpcompare.backends.memory_models.mlp import alloc_both, alloc_update, ledger_before_a_step
 from mpcompare.contract import MemoryModel
-from mpcompare.cost.memory import Ledger
+from mpcompare.cost import Ledger
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.mlp import PlainMlp
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 
 from mpcompare.contract import MemoryModel
-from mpcompare.cost.memory import Ledger
+from mpcompare.cost import Ledger
 from mpcompare.tasks.groups import in_group
 from mpcompare.tasks.mlp import PlainMlp
 from mpcompare.tasks.optimizers import AdamW, Sgd

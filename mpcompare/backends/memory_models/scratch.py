@@ -2,7 +2,7 @@
 
 from mpcompare.backends.memory_models.mlp import alloc_both, alloc_update, ledger_before_a_step
 from mpcompare.contract import MemoryModel
-from mpcompare.cost.memory import Ledger
+from mpcompare.cost import Ledger
 from mpcompare.precision import FORMATS, PRECISIONS
 from mpcompare.tasks.mlp import PlainMlp
 

@@ -3,7 +3,7 @@
 import pytest
 from support.records import MEASURED, write_run
 
-from mpcompare.cost import memory
+from mpcompare.cost import TENSOR_KINDS
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import memory as memory_figure
@@ -63,5 +63,5 @@ def test_without_a_model_the_peak_is_stacked_by_operator(tmp_path):
 
 
 def test_the_figure_knows_the_kinds_of_the_model():
-    assert tuple(memory_figure.KIND_COLOURS) == memory.TENSOR_KINDS
-    assert len(set(memory_figure.KIND_COLOURS.values())) == len(memory.TENSOR_KINDS)
+    assert tuple(memory_figure.KIND_COLOURS) == TENSOR_KINDS
+    assert len(set(memory_figure.KIND_COLOURS.values())) == len(TENSOR_KINDS)

@@ -1,4 +1,4 @@
-"""FLOPs counted by torch without memory are those of hand formulas: a product M x K by K x N is 2 M N K."""
+"""The flops of a step, which are those of hand formulas: a product M x K by K x N is 2 M N K; and the ledger."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from support.tasks import make_batch, make_task, mlp_of
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mpcompare.cost.flops import step_flops
+from mpcompare.cost import Ledger, allocated_bytes, step_flops
 from mpcompare.tasks.text import CausalAttention, CharLstm
 
 CPU = torch.device("cpu")
@@ -110,3 +110,15 @@ class Features(nn.Sequential):
 def test_hooks_of_a_network_are_called_where_nothing_is_computed():
     x, y = torch.zeros(5, 6), torch.zeros(5, dtype=torch.long)
     assert step_flops(Features(), F.cross_entropy, x, y) == 2 * 2 * 5 * 6 * 4
+
+
+def test_ledger_keeps_the_fullest_moment_by_kind():
+    ledger = Ledger()
+    ledger.alloc("gradients", "dW", 3, 4)
+    ledger.alloc("inputs", "x", 10, 2)
+    ledger.alloc("gradients", "db", 1, 4)
+    ledger.free("dW", "db")
+    ledger.alloc("activations", "z", 2, 4)
+    assert ledger.peak == {"inputs": {"x": 20}, "gradients": {"dW": 12, "db": 4}}
+    assert list(ledger.peak) == ["inputs", "gradients"]  # in the order of TENSOR_KINDS
+    assert allocated_bytes(ledger.peak) == 36

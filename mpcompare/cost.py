@@ -1,13 +1,19 @@
-"""The kit of an analytic memory model: the tensors that are live at the peak of a step, by kind, name and bytes.
+"""The cost of a step on paper: the flops of a step of any module, and the kit of an analytic memory model.
 
-A model replays a step as the sequence of its allocations and frees, and the peak is the fullest moment. It counts what
-the framework's allocator hands out. A matrix product takes as much room to compute in as its library chooses, so that
-is measured: on a GPU cuBLAS takes it from the same allocator, and it joins the model as the kind "workspace"
-(entrant/memory.py); the packing buffers of a CPU GEMM lie outside, and stand beside the model. The models themselves
-belong to the backends (backends/memory_models).
+A memory model has the tensors that are live at the peak of a step, by kind, name and bytes. It replays a step as the
+sequence of its allocations and frees, and the peak is the fullest moment. It counts what the framework's allocator
+hands out. A matrix product takes as much room to compute in as its library chooses, so that is measured: on a GPU
+cuBLAS takes it from the same allocator, and it joins the model as the kind "workspace" (entrant/memory.py); the packing
+buffers of a CPU GEMM lie outside, and stand beside the model. The models themselves belong to the backends
+(backends/memory_models).
 """
 
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
 from mpcompare.contract import MemoryModel
+from mpcompare.tasks.copies import copy_of
+from mpcompare.tasks.losses import Loss
 
 # In the order of a figure: what a step is given, what it keeps for the next, what comes and goes in it.
 TENSOR_KINDS = (
@@ -20,6 +26,19 @@ TENSOR_KINDS = (
     "gradients",  # both those of activations and those of weights
     "workspace",  # on a GPU, that of cuBLAS
 )
+
+
+def step_flops(model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> int | None:
+    """Returns the floating point operations of the matrix products (linear, convolution, recurrence, attention) in
+    forward and backward of a batch, or None where the module cannot run on tensors without memory. A product of M x K
+    by K x N has 2 M N K."""
+    try:
+        network = copy_of(model).to("meta")
+        with FlopCounterMode(display=False) as counter:
+            loss_fn(network(x.to("meta")), y.to("meta")).backward()
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return None
+    return counter.get_total_flops()
 
 
 def allocated_bytes(model: MemoryModel) -> int:

@@ -1,1 +1,0 @@
-"""The cost of a step on paper: memory and arithmetic."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from mpcompare.contract import State
-from mpcompare.entrant import going_on, resume
+from mpcompare.entrant import resume
 from mpcompare.entrant.setup import set_up
 from mpcompare.entrant.state import Entrant, ExaminedMemory, Fields, Start, Trained
 from mpcompare.entrant.timing import fresh, try_block
@@ -24,8 +24,7 @@ def find_checkpoint(entrant: Entrant) -> Fields:
     Needs nothing. Leaves ``checkpoint`` and ``taken``.
     """
     plan, result = entrant.plan, entrant.recorder.result
-    saved = going_on.find(plan, result) if plan.resume.goes_on else resume.find(plan)
-    entrant.checkpoint = saved
+    saved = entrant.checkpoint = resume.find(plan, result)
     entrant.taken = EXAMINED in result and saved is not None and saved.step == plan.train.last_step
     return {}
 
@@ -66,8 +65,8 @@ def find_start(entrant: Entrant) -> Fields:
     checkpoint = resume.fit(saved, resume.what_is_trained(plan, setup), setup.loss_scale, folder)
     resume.check_tensors(checkpoint, setup.model, folder)
     moves = plan.verdict.enabled and not entrant.taken
-    before = going_on.before(recorder, saved.step, moves) if goes_on else None
-    entrant.start = Start(setup, checkpoint, before or going_on.NOTHING)
+    before = resume.before(recorder, saved.step, moves) if goes_on else None
+    entrant.start = Start(setup, checkpoint, before or resume.NOTHING)
     if before is None:
         return {"resumed_from": resume.describe(checkpoint, folder)}
     log.info("taken as it is from %s" if entrant.taken else f"goes on after step {saved.step} of %s", folder)

@@ -1,32 +1,61 @@
-"""A run that continues from a checkpoint.
+"""A run that continues from a checkpoint: of another run, or its own where it was killed.
 
 The state in a checkpoint is that of all backends, so another backend may continue from it, in another precision. The
-task, its data, the seed and the initial weights have to be the same.
+task, its data, the seed and the initial weights have to be the same. A run that continues another has the rows of its
+own steps in ``steps.csv``; those before them are in the record of the run that took them. The examination of its
+training begins where it began.
 
-A run that continues has the rows of its own steps in ``steps.csv``; those before them are in the record of the run that
-took them. The examination of its training begins where it began.
+A run that was killed goes on, in its own folder or in that of a new sweep, into which its files were taken. It is the
+run that it was: its steps, its evaluations and the moves of its weights are kept up to the checkpoint, so that its
+record is as if nobody had killed it. A run that was trained and examined is taken as it is, and only timed.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from mpcompare.checkpoints import Checkpoint, load
+from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, load, newest
 from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.setup import Setup
 from mpcompare.errors import InputError
 from mpcompare.fields import ResumeFields
 from mpcompare.loss_scale import DynamicLossScale, LossScale
-from mpcompare.records import finite, named_fields
+from mpcompare.records import EXAMINED, MOVES, RunRecorder, finite, named_fields, numbers
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.task import buffers_of, params_of
+from mpcompare.verdict.examine.moves import NUMBERS
+from mpcompare.verdict.judge.moves import Moves
 
 # Must be the same in a run that continues. Its backend, precision and loss scale need not be.
 SAME = ("task", "seed", "schedule_updates", "dataset_fingerprint", "initial_weights")
 NAMED = 3  # fields that a message names where more differ: another task differs in nearly all
+
+
+@dataclass(frozen=True)
+class Before:
+    """The part of a training that was recorded before this process began."""
+
+    rows: list[dict[str, Any]]  # of ``steps.csv``, from the first step of training on
+    moves: Moves | None  # of the weights in these steps; None where nobody looked
+
+    def with_moves(self, after: Moves) -> Moves:
+        """Returns the moves of these steps and of those ``after`` them."""
+        if self.moves is None:
+            return after
+        few = max(1, NUMBERS // len(after.tensors))
+        return Moves(
+            steps=self.moves.steps + after.steps,
+            tensors={name: (self.moves.tensors[name] + norms)[:few] for name, norms in after.tensors.items()},
+            weights={name: max(self.moves.weights[name], norm) for name, norm in after.weights.items()},
+            short=self.moves.short + after.short,
+        )
+
+
+NOTHING = Before([], None)
 
 
 def what_is_trained(plan: Plan, setup: Setup) -> dict[str, Any]:
@@ -43,13 +72,19 @@ def what_is_trained(plan: Plan, setup: Setup) -> dict[str, Any]:
     }
 
 
-def find(plan: Plan) -> Checkpoint | None:
+def find(plan: Plan, result: Mapping[str, Any]) -> Checkpoint | None:
     """Returns the checkpoint that a run is to continue from, verified, of several the last that leaves a step to take;
-    None where it is to begin at the beginning. Raises InputError where there is none, it is damaged, or it leaves no
-    step to take."""
+    None where it is to begin at the beginning.
+
+    A run that goes on begins anew where its own folder has no checkpoint. One that was examined, as ``result`` says,
+    need not have a step left. Raises InputError where a checkpoint is damaged, and where another run has none, or none
+    that leaves a step to take."""
     folder, last_step = plan.resume.folder, plan.train.last_step
     if folder is None:
         return None
+    if plan.resume.goes_on:
+        path = newest(folder / CHECKPOINTS, before=last_step + (EXAMINED in result))  # what is examined has trained
+        return None if path is None else load(path, plan.resume.older)
     checkpoint = load(folder, plan.resume.older, before=last_step)
     if checkpoint.step >= last_step:
         expected = f"has taken {checkpoint.step} steps, and this run ends after {last_step}"
@@ -120,3 +155,21 @@ def describe(checkpoint: Checkpoint, folder: Path | None) -> ResumeFields:
         precision=trained.get("precision"),
         weights=fingerprint(checkpoint.state["params"]),
     )
+
+
+def before(recorder: RunRecorder, step: int, moves: bool) -> Before | None:
+    """Returns the record up to ``step``, and leaves nothing after it; None where a part of it is missing.
+
+    Args:
+        moves: whether those of the weights belong to it.
+    """
+    rows, file = recorder.keep(step), recorder.folder / MOVES
+    if [row["step"] for row in rows] != list(range(1, step + 1)) or (moves and not file.exists()):
+        recorder.keep(0)
+        return None
+    if not moves:
+        return Before(rows, None)
+    whole = Moves(**numbers(json.loads(file.read_text())))
+    # Some may have been recorded whose checkpoint was not saved any more.
+    tensors = {name: norms[:step] for name, norms in whole.tensors.items()}
+    return Before(rows, Moves(whole.steps[:step], tensors, whole.weights, whole.short[:step]))

@@ -9,8 +9,8 @@ from mpcompare.checkpoints import Checkpoint
 from mpcompare.clean_process import CleanProcess
 from mpcompare.contract import State, Stepper
 from mpcompare.entrant.evaluation import Scores
-from mpcompare.entrant.going_on import NOTHING, Before
 from mpcompare.entrant.plan import Plan
+from mpcompare.entrant.resume import NOTHING, Before
 from mpcompare.entrant.setup import Setup, Stream
 from mpcompare.instruments import meter
 from mpcompare.race.orders import Order, Progress, Turn

@@ -1,14 +1,24 @@
-"""``python -m mpcompare.pitfalls [NAME ...]``: computes and prints the pitfalls of 16 bits."""
+"""``python -m mpcompare.pitfalls [NAME ...]``: computes and prints the pitfalls of 16 bits.
+
+A pitfall has a row for each line, its reason beneath it, and at the end what to do instead.
+"""
 
 import argparse
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from mpcompare.errors import check_choice, fails_on_input_errors
-from mpcompare.pitfalls.console import show, show_names
+from mpcompare.pitfalls.pitfall import COMPARED, Pitfall, number
 from mpcompare.pitfalls.registry import PITFALLS
 from mpcompare.report.formats import add_out, check_figure, save_figure
 from mpcompare.streams import lasting
+
+WIDEST = 110  # characters: on a wider console rows would lie far from their numbers
+RESULT = 12  # characters: the longest result, 0.000100017, and a space
 
 
 @lasting()
@@ -33,6 +43,41 @@ def main() -> None:
             from mpcompare.pitfalls.figure import formats  # matplotlib takes longer to import than all above to compute
 
             save_figure(formats(), args.out)
+
+
+def show(console: Console, pitfalls: Iterable[Pitfall]) -> None:
+    """Computes and prints the pitfalls one after the other."""
+    console = console if console.width <= WIDEST else Console(file=console.file, width=WIDEST)
+    for pitfall in pitfalls:
+        heading = Text(f"{pitfall.name}: {pitfall.question}", style="bold")
+        console.print(_row(heading, [format.name for format in COMPARED], "bold"))
+        for line in pitfall.lines():
+            results = [number(line.results[format.name]) for format in COMPARED]
+            console.print(Padding(_row(Text(line.asked), results, ""), (0, 0, 0, 2)))
+            console.print(Padding(Text(line.why, style="dim"), (0, 0, 0, 4), expand=False))
+        for label, text in (("instead:", pitfall.instead), ("source:", pitfall.source)):
+            table = Table.grid(padding=(0, 1))
+            table.add_column(no_wrap=True)
+            table.add_row(Text(label, style="italic"), Text(text))
+            console.print(Padding(table, (0, 0, 0, 2), expand=False))
+        console.print()
+
+
+def show_names(console: Console, pitfalls: Iterable[Pitfall]) -> None:
+    """Prints the name and the question of each pitfall, and computes nothing."""
+    table = Table.grid(padding=(0, 2))
+    for pitfall in pitfalls:
+        table.add_row(Text(pitfall.name, style="bold"), Text(pitfall.question))
+    console.print(table)
+
+
+def _row(asked: Text, results: Sequence[str], style: str) -> Table:
+    table = Table.grid(expand=True)
+    table.add_column(ratio=1)
+    for _ in results:
+        table.add_column(justify="right", width=RESULT, no_wrap=True)
+    table.add_row(asked, *(Text(result, style) for result in results))
+    return table
 
 
 if __name__ == "__main__":

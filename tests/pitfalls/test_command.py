@@ -8,7 +8,7 @@ from rich.console import Console
 from support.pitfalls import lines
 
 from mpcompare.pitfalls import __main__ as command
-from mpcompare.pitfalls.console import show
+from mpcompare.pitfalls.__main__ import show
 from mpcompare.pitfalls.pitfall import Line, Pitfall, number
 from mpcompare.pitfalls.registry import PITFALLS
 

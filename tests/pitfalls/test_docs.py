@@ -9,7 +9,7 @@ from rich.console import Console
 from support.pitfalls import lines
 
 from mpcompare.paths import CONF
-from mpcompare.pitfalls.console import show
+from mpcompare.pitfalls.__main__ import show
 from mpcompare.pitfalls.registry import PITFALLS
 
 SHOWN = CONF.parent / "docs" / "pitfalls" / "output.txt"

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.torch_model import clip_gradients, set_lr
-from mpcompare.command.compose import composed
-from mpcompare.command.nodes import instantiate, task_of
+from mpcompare.command.nodes import composed, instantiate, task_of
 from mpcompare.errors import fail
 from mpcompare.loss_scale import any_non_finite
 from mpcompare.tasks.data import batches

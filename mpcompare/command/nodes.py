@@ -1,29 +1,46 @@
-"""Nodes of the configuration with a ``_target_``: the options that a group has, and the objects that nodes become."""
+"""The composed configuration, the options that a group has, and the objects that nodes with a ``_target_`` become."""
 
 import inspect
 import pydoc
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import InstantiationException
+from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mpcompare import caller
 from mpcompare.errors import InputError, did_you_mean, fault_of_call, in_full, out_of_memory
+from mpcompare.paths import CONF
 
 OF_HYDRA = ("_target_", "_args_", "_recursive_", "_convert_", "_partial_")  # keys of a node that are no arguments
 ANY_OPTIMIZER = "mpcompare.tasks.any_optimizer.AnyOptimizer"
 
 
 def options(group: str) -> list[str]:
-    """Returns the options of a group: those of conf/, of ``--config-dir``, and of installed packages."""
-    return GlobalHydra.instance().config_loader().get_group_options(group)
+    """Returns the options of a group: those of conf/, of ``--config-dir``, and of installed packages; also in a program
+    that is no job of Hydra's."""
+    begun = GlobalHydra.instance().is_initialized()
+    with nullcontext() if begun else hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return GlobalHydra.instance().config_loader().get_group_options(group)
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """Returns conf/config.yaml with ``overrides``, as on the command line, in a program that is no job of Hydra's.
+    Raises InputError where an override is not accepted."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        try:
+            cfg = hydra.compose("config", list(overrides))
+            OmegaConf.resolve(cfg.task)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise InputError("overrides", " ".join(overrides), str(error)) from error
+    return cfg
 
 
 def instantiate(node: Any, **values: Any) -> Any:
@@ -81,8 +98,12 @@ def task_of(node: DictConfig) -> Any:
     model = task.pop("model", None)
     if not isinstance(model, dict) or "_target_" not in model:
         raise InputError("task.model", model, "expected the _target_ of a torch.nn.Module, and its arguments")
-
-    _check_call("task.model", target_of("task.model", model), model)
+    made = target_of("task.model", model)
+    _check_keys("task.model", made, model)
+    named = {key: value for key, value in model.items() if key not in OF_HYDRA}
+    if fault := fault_of_call(made, *model.get("_args_", ()), **named):
+        expected = f"{fault}: its arguments are set as +task.model.KEY=VALUE"
+        raise InputError("task.model._target_", model["_target_"], expected)
     if isinstance(loss := task.get("loss"), dict):
         target_of("task.loss", loss)
 
@@ -158,12 +179,3 @@ def _check_keys(field: str, cls: Any, node: dict[str, Any]) -> None:
         if key not in takes and not key.startswith("_") and not ours:
             names = f"{', '.join(takes) or 'nothing'}{did_you_mean(key, takes)}"
             raise InputError(f"{field}.{key}", value, f"{cls.__name__} takes {names}; leave it out with ~{field}.{key}")
-
-
-def _check_call(field: str, function: Any, node: dict[str, Any]) -> None:
-    """Raises InputError where a function or class does not take the arguments of its node."""
-    _check_keys(field, function, node)
-    named = {key: value for key, value in node.items() if key not in OF_HYDRA}
-    if fault := fault_of_call(function, *node.get("_args_", ()), **named):
-        expected = f"{fault}: its arguments are set as +{field}.KEY=VALUE"
-        raise InputError(f"{field}._target_", node["_target_"], expected)

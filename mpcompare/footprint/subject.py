@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mpcompare.command.compose import composed, options_of_group
-from mpcompare.command.nodes import task_of
+from mpcompare.command.nodes import composed, options, task_of
 from mpcompare.errors import InputError
 from mpcompare.footprint.count import Batch, FootprintSubject
 from mpcompare.footprint.fake import make_module
@@ -80,7 +79,7 @@ def _gpt2(wish: Wish) -> tuple[Task, Batch]:
 
 def _configured(wish: Wish) -> tuple[Task, Batch]:
     """Returns a task of conf/task, or one of the module whose path was given."""
-    names = [name for name in options_of_group("task") if name != "module"]
+    names = [name for name in options("task") if name != "module"]
     if wish.name in names:
         overrides = [f"task={wish.name}", *(f"task.model.{argument}" for argument in wish.arguments)]
         overrides += [f"data.length={wish.length}"] if wish.length is not None else []

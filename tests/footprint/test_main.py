@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from mpcompare.command.compose import composed
-from mpcompare.command.nodes import instantiate
+from mpcompare.command.nodes import composed, instantiate
 from mpcompare.footprint.__main__ import main
 from mpcompare.footprint.fake import Fake, make_module, without_data
 from mpcompare.footprint.subject import Wish, subject_of

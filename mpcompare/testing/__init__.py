@@ -21,10 +21,9 @@ in a race, and is compared with torch's own implementation in the same precision
 Two training loops are compared by ``assert_same_training(ours, reference)``, which knows no contract.
 """
 
-from mpcompare.testing.candidate import Candidate
+from mpcompare.testing.candidate import BrokenContract, Candidate, Checked
 from mpcompare.testing.check import check_backend
 from mpcompare.testing.examined import examined_run
-from mpcompare.testing.outcome import BrokenContract, Checked
 from mpcompare.testing.same_training import DifferentTraining, assert_same_training
 from mpcompare.testing.small_tasks import small_tasks
 

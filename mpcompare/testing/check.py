@@ -10,8 +10,7 @@ from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.task import Task
 from mpcompare.testing import requirements
-from mpcompare.testing.candidate import Candidate
-from mpcompare.testing.outcome import BrokenContract, Checked
+from mpcompare.testing.candidate import BrokenContract, Candidate, Checked
 from mpcompare.testing.small_tasks import small_tasks
 
 Tasks = Mapping[str, tuple[Task, Dataset]]

@@ -32,9 +32,8 @@ from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.precision import FORMATS, PRECISIONS
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.task import Params, buffers_of, params_of
-from mpcompare.testing.candidate import LOSS_SCALES, Candidate
+from mpcompare.testing.candidate import LOSS_SCALES, Candidate, Checked
 from mpcompare.testing.examined import examined_run
-from mpcompare.testing.outcome import Checked
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.loss_scale import promised_scaling
 from mpcompare.verdict.judge.word import Word

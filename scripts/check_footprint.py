@@ -13,7 +13,7 @@ import torch
 
 from mpcompare.contract import take_step
 from mpcompare.footprint.count import STEPS, Batch, FootprintSubject, count
-from mpcompare.footprint.kernels import MeasuredKernels
+from mpcompare.footprint.fake import MeasuredKernels
 from mpcompare.footprint.recipes import RECIPES, FootprintRecipe
 from mpcompare.footprint.subject import Wish, subject_of
 from mpcompare.instruments import meter

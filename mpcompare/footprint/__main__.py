@@ -15,7 +15,7 @@ def main() -> None:
     args = _parser().parse_args()
     # torch takes seconds to import: --help stays quick
     from mpcompare.footprint.count import Footprint, survey
-    from mpcompare.footprint.kernels import MeasuredKernels
+    from mpcompare.footprint.fake import MeasuredKernels
     from mpcompare.footprint.subject import OPTIMIZERS, Wish, subject_of
 
     warnings.filterwarnings("ignore", message=".*FakeTensor.*")

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from mpcompare.contract import Walk
 from mpcompare.errors import BackendUnavailable, InputError
 from mpcompare.footprint.eight_bit import Quantized
-from mpcompare.footprint.fake import Fake, without_data
-from mpcompare.footprint.kernels import MeasuredKernels
+from mpcompare.footprint.fake import Fake, MeasuredKernels, without_data
 from mpcompare.footprint.live import Allocation, Live
 from mpcompare.footprint.recipes import RECIPES, FootprintRecipe
 from mpcompare.instruments import meter

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mpcompare.footprint.kernels import MeasuredKernels
+from mpcompare.footprint.fake import MeasuredKernels
 
 
 @dataclass(eq=False)

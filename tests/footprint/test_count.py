@@ -10,7 +10,7 @@ from support.marks import slow_after
 from mpcompare.contract import Stepper
 from mpcompare.entrant.memory import first_steps
 from mpcompare.footprint.count import KINDS, Batch, count
-from mpcompare.footprint.kernels import MeasuredKernels
+from mpcompare.footprint.fake import MeasuredKernels
 from mpcompare.footprint.recipes import RECIPES
 from mpcompare.instruments import meter
 from mpcompare.tasks.images import MnistCnn

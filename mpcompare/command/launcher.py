@@ -146,7 +146,7 @@ def _says_first_verdicts(jobs: Sequence[Job], board: Board) -> Callable[[str], N
     said: set[str] = set()
 
     def examined(name: str) -> None:
-        from mpcompare.report.first import first_verdicts  # pandas and scipy are slow to import
+        from mpcompare.report.verdicts import first_verdicts  # pandas and scipy are slow to import
 
         trained.append(name)
         waiting = list(folders)[list(folders).index(name) + 1 :]

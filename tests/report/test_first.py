@@ -10,9 +10,8 @@ import pytest
 from support.command import SMALL
 
 from mpcompare.report.comparison import compare
-from mpcompare.report.first import first_verdicts, settled
 from mpcompare.report.runs import find_runs
-from mpcompare.report.verdicts import judge_all
+from mpcompare.report.verdicts import first_verdicts, judge_all, settled
 from mpcompare.verdict.judge.check import Check
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word

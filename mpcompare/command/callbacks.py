@@ -22,14 +22,10 @@ class ReportOfJobs(Callback):
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        with fails_on_input_errors():
-            check_folder("hydra.run.dir", config.hydra.run.dir, below=False)
-        _check_asked(config)
+        _check(config, "hydra.run.dir", below=False)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        with fails_on_input_errors():
-            check_folder("hydra.sweep.dir", config.hydra.sweep.dir, below=True)
-        _check_asked(config)
+        _check(config, "hydra.sweep.dir", below=True)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Draws the report. Ends the program with exit code 1 if a job failed, or differs and report.strict is set.
@@ -55,8 +51,9 @@ class ReportOfJobs(Callback):
             sys.exit(1)
 
 
-def _check_asked(config: DictConfig) -> None:
-    """Ends the program with one line if the report cannot be as it was asked for, or the job has no name for files."""
+def _check(config: DictConfig, folder: str, below: bool) -> None:
+    """Ends the program with one line if the output folder will not do, the report cannot be as it was asked for, or the
+    job has no name for files."""
     from mpcompare.report.comparable import check_allowed
     from mpcompare.report.formats import check_formats
 
@@ -64,6 +61,7 @@ def _check_asked(config: DictConfig) -> None:
         return OmegaConf.select(config, key, throw_on_resolution_failure=False)
 
     with fails_on_input_errors():
+        check_folder(folder, OmegaConf.select(config, folder), below)
         if str(config.hydra.launcher._target_).startswith(TORN):
             chosen = config.hydra.runtime.choices["hydra/launcher"]
             expected = "submits each run by itself, and so would tear a race apart; hydra/launcher=slurm submits races"

@@ -3,9 +3,7 @@
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from inspect import isroutine
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,17 +55,20 @@ def compare(
         InputError: a value is not accepted, or no run finished.
     """
     from mpcompare.command.callbacks import check_folder
+    from mpcompare.command.folders import free
 
-    out = _new_folder() if folder is None else Path(folder).expanduser().absolute()
+    out = None if folder is None else Path(folder).expanduser().absolute()
     objects = Objects()
     call = Arguments(model, loss, data, _all(backends), precision, optimizer, lr, batch_size, steps, knobs)
     with in_words_of(call), tempfile.TemporaryDirectory(prefix="mpcompare-") as beside:
-        if out.exists():
+        if out is not None and out.exists():
             check_folder("folder", str(out), below=True)
         conf, pickled = Path(beside) / "conf", Path(beside) / "objects.pkl"
-        overrides = [*overrides_of(call, objects, conf), f"hydra.sweep.dir={written('folder', str(out))}"]
+        overrides = overrides_of(call, objects, conf)
         _save(objects, pickled)
-        run_command(["--config-dir", str(conf), "-m", *overrides], pickled)
+        out = out or Path(free("multirun/%Y-%m-%d/%H-%M-%S")).absolute()
+        place = f"hydra.sweep.dir={written('folder', str(out))}"
+        run_command(["--config-dir", str(conf), "-m", *overrides, place], pickled)
     from mpcompare.api.compared import read
 
     return read(out)
@@ -175,10 +176,3 @@ def _save(objects: Objects, path: Path) -> None:
                 expected = f"cannot be carried into the processes of a race ({said}): give a class or a function"
                 raise InputError(name, type(thing).__name__, expected) from error
         caller.save(objects.carried, path)
-
-
-def _new_folder() -> Path:
-    """Returns the folder that the command would take, or, where that is there already, one with a number behind."""
-    now = datetime.now().strftime("%Y-%m-%d/%H-%M-%S")
-    names = (f"{now}{'' if number == 1 else f'-{number}'}" for number in count(1))
-    return next(path for path in (Path("multirun").absolute() / name for name in names) if not path.exists())

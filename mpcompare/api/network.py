@@ -1,6 +1,6 @@
 """The caller's network, loss, data and optimizer as overrides. They are tried out here, on a few samples."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,11 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
             raise InputError("task", call.knobs["task"], "expected either a task, or a model, whose task is module")
         checks.check_model(call.model)
     loss = None if call.loss is None else checks.read_loss(call.loss)
-    overrides = [] if call.optimizer is None else list(_optimizer(call.optimizer, call.model, objects))
+    overrides: list[str] = []
+    if call.optimizer not in (None, "task"):  # the task's own
+        word, values = optimizers.read(call.optimizer, call.model, objects)
+        settings = [f"++task.optimizer.{name}={written(name, value)}" for name, value in values.items()]
+        overrides += [f"optimizer={word}", *settings]
     load: Callable[[], Dataset] | None = None
     if isinstance(call.data, str):
         checks.check_data(call.data)
@@ -59,15 +63,6 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
     if data is not None:
         _try(call, make, loss or "cross_entropy", data)
     return ["task=module", f"++task.model={written('model', objects.call(make, 'model'))}", *overrides]
-
-
-def _optimizer(optimizer: Any, model: Any, objects: Objects) -> Iterator[str]:
-    if optimizer == "task":  # the task's own
-        return
-    word, values = optimizers.read(optimizer, model, objects)
-    yield f"optimizer={word}"
-    for name, value in values.items():
-        yield f"++task.optimizer.{name}={written(name, value)}"
 
 
 def _asked_size(call: Any) -> Any:

@@ -73,7 +73,7 @@ def phases(task: PlainMlp, precision: str) -> dict[str, Work]:
     """
     n, size = task.rows * task.accumulate, PRECISIONS[precision].storage.bytes
     weights = [fan_in * fan_out for fan_in, fan_out in pairwise(task.sizes)]
-    params, hidden = sum(weights) + sum(task.sizes[1:]), n * sum(task.hidden)
+    params, hidden = sum(weights) + sum(task.sizes[1:]), n * sum(task.sizes[1:-1])
     inputs, outputs = n * task.in_features, n * task.out_features
     targets = 8 * n if task.loss == "cross_entropy" else 4 * outputs
     products = 2 * n * sum(weights)

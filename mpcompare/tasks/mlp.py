@@ -67,10 +67,6 @@ class PlainMlp:
         return self.sizes[0]
 
     @property
-    def hidden(self) -> tuple[int, ...]:
-        return self.sizes[1:-1]
-
-    @property
     def out_features(self) -> int:
         return self.sizes[-1]
 

@@ -53,7 +53,7 @@ def test_by_hand_it_is_the_same_network():
     task = make_task()
     model, mlp = task.new_model(1, CPU), mlp_of(task)
     assert (mlp.layers, mlp.sizes) == (("layer1", "layer2", "layer3"), (20, 24, 16, 5))
-    assert (mlp.in_features, mlp.hidden, mlp.out_features) == (20, (24, 16), 5)
+    assert (mlp.in_features, mlp.sizes, mlp.out_features) == (20, (20, 24, 16, 5), 5)
     assert (mlp.loss, mlp.rows, mlp.accumulate, mlp.optimizer) == ("cross_entropy", 32, 1, Sgd(0.1))
     x, y = make_batch(task, CPU)
     params = mlp.by_hand(params_of(model))

@@ -18,8 +18,10 @@ def scratch_peak(task: PlainMlp, precision: str, master_params: bool = True, sof
     _forward(ledger, task, size, copies=size < 4 and master_params)
     _loss(ledger, task, precision, softmax)
     _backward(ledger, task, size)
-    if size < 4 and task.accumulate == 1:
-        _unscale(ledger, task)
+    if size < 4 and task.accumulate == 1:  # fp32 gradients are made one by one from the 16-bit ones
+        for layer in range(1, len(task.sizes)):
+            alloc_both(ledger, "gradients", "d{} fp32", task, layer, 4)
+            ledger.free(f"dW{layer}", f"db{layer}")
     alloc_update(ledger, task, adam_temporaries=1)
     return ledger.peak
 
@@ -75,10 +77,3 @@ def _backward(ledger: Ledger, task: PlainMlp, size: int) -> None:
     if task.accumulate > 1:
         ledger.free("dW1")
     ledger.free("da1", "z0", *(f"{name}{layer} 16-bit" for name in "Wb" for layer in range(1, last + 1)))
-
-
-def _unscale(ledger: Ledger, task: PlainMlp) -> None:
-    """Replays the fp32 gradients, made one by one from the 16-bit ones."""
-    for layer in range(1, len(task.sizes)):
-        alloc_both(ledger, "gradients", "d{} fp32", task, layer, 4)
-        ledger.free(f"dW{layer}", f"db{layer}")

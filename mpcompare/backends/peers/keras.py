@@ -76,7 +76,7 @@ class KerasRow:
 
     def _layers(self, policy: str) -> list[Any]:
         dense = partial(self.keras.layers.Dense, dtype=policy)
-        hidden = [dense(units, activation="relu") for units in self.mlp.hidden]
+        hidden = [dense(units, activation="relu") for units in self.mlp.sizes[1:-1]]
         layers = [*hidden, dense(self.mlp.out_features)]
         for layer, width in zip(layers, self.mlp.sizes, strict=False):
             layer.build((None, width))

@@ -7,9 +7,8 @@ from mpcompare.pitfalls.optimizers import adam_eps, beta2, step_counter
 from mpcompare.pitfalls.pitfall import Pitfall
 from mpcompare.pitfalls.positions import positions
 from mpcompare.pitfalls.range import lost_update, overflow, underflow
-from mpcompare.pitfalls.rescue import kahan, stochastic_rounding
 from mpcompare.pitfalls.softmax import softmax
-from mpcompare.pitfalls.sums import sums
+from mpcompare.pitfalls.sums import kahan, stochastic_rounding, sums
 
 # Pitfalls by name, in the order in which they are shown.
 PITFALLS: Mapping[str, Pitfall] = {

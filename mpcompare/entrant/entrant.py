@@ -12,20 +12,32 @@ phases        the time of each phase
 memory        the bytes that must be live
 inference     the trained network in each precision, forward only
 
-A run that was trained and examined in a sweep that was killed has one pass for both, ``taken``.
+A run that was trained and examined in a sweep that was killed has one pass for both, ``taken``. The passes that make
+what all others have in common stand here, and each other pass in a file of its own.
 """
 
+import logging
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 from mpcompare.clean_process import CleanProcess
-from mpcompare.entrant import blocks, examination, inference, memory, passes, phases, training
+from mpcompare.contract import State
+from mpcompare.entrant import blocks, examination, inference, memory, phases, resume, training
 from mpcompare.entrant.plan import Plan
-from mpcompare.entrant.state import Entrant
+from mpcompare.entrant.setup import set_up
+from mpcompare.entrant.state import Entrant, ExaminedMemory, Fields, Start, Trained
+from mpcompare.entrant.timing import fresh, try_block
+from mpcompare.fields import ProvenanceRecord, SetUpRecord
+from mpcompare.instruments import machine
 from mpcompare.race import timetable
 from mpcompare.race.orders import Progress, Turn, Turns
-from mpcompare.records import RunRecorder
+from mpcompare.records import EXAMINED, WENT_ON, RunRecorder, numbers
 from mpcompare.shared import ALONE, Shared
+
+log = logging.getLogger(__name__)
 
 Take = Callable[[Entrant], Any]
 
@@ -48,15 +60,104 @@ def compete(plan: Plan, recorder: RunRecorder, shared: Shared = ALONE, clean: Cl
 def _passes(entrant: Entrant) -> Iterator[tuple[str, Take]]:
     """Yields each pass with the stage (``race/timetable.py``) of which it is a part. A pass that takes turns is a
     generator."""
-    yield timetable.SET_UP, passes.find_checkpoint  # finds out whether the run is ``taken``
-    yield timetable.SET_UP, passes.make_setup
-    yield timetable.SET_UP, passes.record_machine
-    yield timetable.SET_UP, passes.find_start
-    yield timetable.TRAINING, passes.take_as_it_is if entrant.taken else training.take
-    yield timetable.TRAINING, passes.try_length
+    yield timetable.SET_UP, find_checkpoint  # finds out whether the run is ``taken``
+    yield timetable.SET_UP, make_setup
+    yield timetable.SET_UP, record_machine
+    yield timetable.SET_UP, find_start
+    yield timetable.TRAINING, take_as_it_is if entrant.taken else training.take
+    yield timetable.TRAINING, try_length
     if not entrant.taken:
         yield timetable.EXAMINATION, examination.take
     yield timetable.TIMING, blocks.take
     yield timetable.PHASES, phases.take
     yield timetable.MEMORY, memory.take
     yield timetable.INFERENCE, inference.take
+
+
+def find_checkpoint(entrant: Entrant) -> Fields:
+    """Reads the checkpoint to continue from, before anything is made: a wrong one ends the run at once.
+
+    Needs nothing. Leaves ``checkpoint`` and ``taken``.
+    """
+    plan, result = entrant.plan, entrant.recorder.result
+    saved = entrant.checkpoint = resume.find(plan, result)
+    entrant.taken = EXAMINED in result and saved is not None and saved.step == plan.train.last_step
+    return {}
+
+
+def make_setup(entrant: Entrant) -> SetUpRecord:
+    """Makes device, precision, network, data and clock.
+
+    Needs nothing. Leaves ``memory`` and ``setup``; nothing is examined where its data are not finite.
+    """
+    entrant.memory = ExaminedMemory(entrant.clean)
+    setup = entrant.setup = set_up(entrant.plan, entrant.shared)
+    if setup.record.not_finite:  # what such data do is no fault of a backend
+        entrant.plan = replace(entrant.plan, verdict=replace(entrant.plan.verdict, enabled=False))
+    return setup.record
+
+
+def record_machine(entrant: Entrant) -> ProvenanceRecord:
+    """Records the machine, its software and their flags, as they are when training begins.
+
+    Needs ``setup``, which has set the flags. Leaves nothing.
+    """
+    return machine.provenance(entrant.setup.device)
+
+
+def find_start(entrant: Entrant) -> Fields:
+    """Finds where training begins: at the initial weights, or at a checkpoint of the same task.
+
+    Needs ``checkpoint``, ``taken`` and ``setup``. Leaves ``start``. The part of a run that went on says in which folder
+    it was before, the step after which it goes on, None where all of it is taken, and the machine that it was on.
+    """
+    plan, setup, saved, recorder = entrant.plan, entrant.setup, entrant.checkpoint, entrant.recorder
+    if saved is None:
+        recorder.keep(0)
+        entrant.start = Start(setup, None)
+        return {}
+    goes_on = plan.resume.goes_on
+    folder = Path(recorder.result[WENT_ON]["path"]) if goes_on else plan.resume.folder
+    checkpoint = resume.fit(saved, resume.what_is_trained(plan, setup), setup.loss_scale, folder)
+    resume.check_tensors(checkpoint, setup.model, folder)
+    moves = plan.verdict.enabled and not entrant.taken
+    before = resume.before(recorder, saved.step, moves) if goes_on else None
+    entrant.start = Start(setup, checkpoint, before or resume.NOTHING)
+    if before is None:
+        return {"resumed_from": resume.describe(checkpoint, folder)}
+    log.info("taken as it is from %s" if entrant.taken else f"goes on after step {saved.step} of %s", folder)
+    return {WENT_ON: {**recorder.result[WENT_ON], "step": None if entrant.taken else saved.step}}
+
+
+def take_as_it_is(entrant: Entrant) -> Fields:
+    """Takes a run that was trained and examined before its sweep was killed as it is: it is only timed.
+
+    Needs ``start``, at the end of training. Leaves ``stepper`` and ``trained``, and ends ``clean``.
+    """
+    start, result = entrant.start, numbers(entrant.recorder.result)
+    assert start.checkpoint is not None
+    if entrant.clean is not None:
+        entrant.clean.close()
+    entrant.stepper = start.new_stepper()
+    entrant.trained = Trained(
+        rows=start.before.rows,
+        state=partial(cast, State, start.checkpoint.state),
+        updates=start.checkpoint.updates,
+        scores={"test_loss": result["test_loss"], "test_accuracy": result["test_accuracy"]},
+        moved={},
+    )
+    return {}
+
+
+def try_length(entrant: Entrant) -> Fields:
+    """Tries out how many steps a timed block has.
+
+    Needs ``setup``, ``trained`` and ``stepper``. Leaves ``trial``.
+
+    A backend that will be examined stays as training left it, and another takes the steps. Without an examination the
+    trained one takes them itself, so that there is one backend in memory.
+    """
+    setup, examined = entrant.setup, entrant.plan.verdict.enabled
+    stepper = fresh(setup, entrant.trained) if examined else entrant.stepper
+    entrant.trial = try_block(stepper, setup.batches(), entrant.plan.measure.block_s, setup.clock)
+    return {}

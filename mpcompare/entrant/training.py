@@ -98,7 +98,10 @@ def _train(entrant: Entrant, rows: Rows, monitor: Monitor) -> Generator[Progress
                 if saves:
                     _save(entrant, rows.digest, number)
                 written = time.monotonic()
-                yield _progress(rows.written[-1], last_step)
+                row = rows.written[-1]
+                warmup = "  warm-up" if row["warmup"] else ""
+                shown = f"{number}/{last_step}  loss {row['loss']:.4f}  {short(row['step_ms'])} ms/step{warmup}"
+                yield Progress(number, last_step, shown)
     finally:
         rows.write()
 
@@ -123,9 +126,3 @@ def _save(entrant: Entrant, digest: Digest | None, step: int) -> None:
 def _is_due(step: int, every: int | None) -> bool:
     """Returns whether a step, counted from 1, is one of every so many; none is where that is None."""
     return every is not None and step % every == 0
-
-
-def _progress(row: dict[str, Any], last_step: int) -> Progress:
-    number, warmup = row["step"], "  warm-up" if row["warmup"] else ""
-    text = f"{number}/{last_step}  loss {row['loss']:.4f}  {short(row['step_ms'])} ms/step{warmup}"
-    return Progress(number, last_step, text)

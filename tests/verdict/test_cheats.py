@@ -16,7 +16,6 @@ from support.plans import SMALL_PLAN, replan
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
-from mpcompare.entrant import passes
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.state import Trial
 from mpcompare.race.turns import Rules, race
@@ -82,7 +81,7 @@ TEN_ROUNDS = Rules(rel_ci=0.999, budget_s=600, block_s=0.01)  # the first look f
 def timed(tmp_path, monkeypatch):
     """Returns a function that takes every turn of a race of one, whose blocks have 12 steps, the first 3 of them not
     timed. It returns the run as its record is read back."""
-    monkeypatch.setattr(passes, "try_block", lambda *_: Trial(steps=9, untimed=3))
+    monkeypatch.setattr("mpcompare.entrant.entrant.try_block", lambda *_: Trial(steps=9, untimed=3))
     return partial(run_of, tmp_path / "run")
 
 

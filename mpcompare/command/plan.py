@@ -1,16 +1,15 @@
 """The plan of an entrant, from the configuration: nothing below knows Hydra."""
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from mpcompare.command.entry_points import origin
+from mpcompare.command.faults import WRONG_INPUT
 from mpcompare.command.going_on import is_sweep
 from mpcompare.command.nodes import instantiate, target_of, task_of
 from mpcompare.entrant.sections import Evaluation, Examination, Inference, Monitoring, Resumption, Training
@@ -104,24 +103,16 @@ def stages_of(cfg: DictConfig, chosen: str, entrants: int) -> tuple[RaceStage, .
         chosen: the name of its backend.
         entrants: number of those in its race, which share the budget of timing.
     """
+    try:
+        own = sections_of(cfg)
+    except WRONG_INPUT:
+        return stages(0, None, 0, 0, None)  # it fails at once
+    train, measure, inference, verdict = (own[name] for name in ("train", "measure", "inference", "verdict"))
     is_baseline = chosen == OmegaConf.select(cfg, "report.baseline", throw_on_resolution_failure=False)
     return stages(
-        train_steps=_number(cfg, "train.steps") + _number(cfg, "train.warmup_steps"),
-        noise_runs=(_number(cfg, "verdict.noise") * is_baseline) if _is_on(cfg, "verdict.enabled") else None,
-        timing_s=_number(cfg, "measure.budget_s") / entrants,
-        block_s=_number(cfg, "measure.block_s"),
-        inference_s=_number(cfg, "inference.budget_s") if _is_on(cfg, "inference.enabled") else None,
+        train_steps=train.last_step,
+        noise_runs=verdict.noise * is_baseline if verdict.enabled else None,
+        timing_s=measure.budget_s / entrants,
+        block_s=measure.block_s,
+        inference_s=inference.budget_s if inference.enabled else None,
     )
-
-
-def _number(cfg: DictConfig, key: str) -> float:
-    """Returns the value of a key; 0 where it is no number."""
-    try:
-        value = float(OmegaConf.select(cfg, key))
-    except (OmegaConfBaseException, TypeError, ValueError):
-        return 0.0
-    return value if math.isfinite(value) else 0.0
-
-
-def _is_on(cfg: DictConfig, key: str) -> bool:
-    return OmegaConf.select(cfg, key, throw_on_resolution_failure=False) is True

@@ -12,8 +12,7 @@ from mpcompare.api.objects import Objects, written
 from mpcompare.api.words import setting
 from mpcompare.errors import InputError
 from mpcompare.tasks.copies import copy_of
-from mpcompare.tasks.data import Dataset
-from mpcompare.tasks.data.given import called, dataset_of, not_finite, refused
+from mpcompare.tasks.data import Dataset, given
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task
 from mpcompare.tasks.trial import try_out
@@ -41,12 +40,13 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
         checks.check_data(call.data)
         overrides.append(f"data={call.data}")
     elif samples.is_function(call.data):
-        load = partial(_called, call)
+        seed = setting(call, "seed")
+        load = partial(given.load, call.data, seed if isinstance(seed, int) else 0)
         overrides += ["data=function", f"++data={written('data', objects.function(call.data, 'data'))}"]
     elif call.data is not None:
         loss = loss or ("model" if samples.has_labels(call.data) else None)
         in_memory = _in_memory(call, loss)
-        load = partial(dataset_of, in_memory, IN_MEMORY)
+        load = partial(given.dataset_of, in_memory, IN_MEMORY)
         size = samples.batch_size_of(call.data)
         if size and _asked_size(call) is None:
             overrides.append(f"++task.batch_size={size}")
@@ -55,8 +55,8 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
         node = loss if isinstance(loss, str) else objects.function(loss, "loss")
         overrides.append(f"++task.loss={written('loss', node)}")
     data = load() if load is not None else None
-    if data is not None and not setting(call, "train", "not_finite") and (infinite := not_finite(data)):
-        raise refused(data.name, infinite)
+    if data is not None and not setting(call, "train", "not_finite") and (infinite := given.not_finite(data)):
+        raise given.refused(data.name, infinite)
     if call.model is None:
         return overrides
     make = _copies_of(call.model) if isinstance(call.model, nn.Module) else call.model
@@ -73,13 +73,6 @@ def _batch_size(call: Any) -> int:
     """Returns the batch size of a call: the one that it asks for, its loader's, or that of the task ``module``."""
     asked = _asked_size(call)
     return asked if isinstance(asked, int) else samples.batch_size_of(call.data) or BATCH_SIZE
-
-
-def _called(call: Any) -> Dataset:
-    """Returns the data set of a function of the seed."""
-    name = str(getattr(getattr(call.data, "func", call.data), "__name__", "function"))
-    seed = setting(call, "seed")
-    return dataset_of(called(call.data, seed if isinstance(seed, int) else 0, name), name)
 
 
 def _in_memory(call: Any, loss: Any) -> samples.Parts:

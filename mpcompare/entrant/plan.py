@@ -6,11 +6,11 @@ from typing import Any
 
 from mpcompare.contract import Backend, options_of
 from mpcompare.entrant.sections import Evaluation, Examination, Inference, Monitoring, Resumption, Training
-from mpcompare.errors import InputError, check_whole, fault_of_call
+from mpcompare.errors import InputError, check_whole
 from mpcompare.loss_scale import LossScale
 from mpcompare.race.turns import Rules
 from mpcompare.tasks.data import Dataset
-from mpcompare.tasks.data.given import called, dataset_of
+from mpcompare.tasks.data.given import load
 from mpcompare.tasks.task import Task
 
 
@@ -49,10 +49,5 @@ class Plan:
                 raise InputError(f"backend.{name}", value, f"backend={self.backend} takes {takes}")
 
     def dataset(self) -> Dataset:
-        """Returns the data, on the CPU. Raises InputError where the configured function does not take the seed alone,
-        raises, or returns something else."""
-        function = getattr(self.load_data, "func", self.load_data)
-        name = str(getattr(function, "__name__", "function"))
-        if (fault := fault_of_call(self.load_data, self.seed)) is not None:
-            raise InputError("data._target_", name, f"expected a function that can be called with the seed ({fault})")
-        return dataset_of(called(self.load_data, self.seed, name), name)
+        """Returns the data, on the CPU. Raises InputError where the configured function cannot make them."""
+        return load(self.load_data, self.seed)

@@ -9,18 +9,21 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_map_with_path
 
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, fault_of_call
 from mpcompare.tasks.batch import Batch, Tree, named
 from mpcompare.tasks.data.dataset import PARTS, Dataset
 
 LARGEST = torch.finfo(torch.float32).max ** 0.5  # 1.8e19: the square of a gradient, which optimizers keep, is not held
 
 
-def called(function: Callable[[int], Any], seed: int, name: str) -> Any:
-    """Returns what a function of the seed returns. Raises InputError where it raises, or ends the program; the message
-    says where."""
+def load(function: Callable[[int], Any], seed: int) -> Dataset:
+    """Returns the data set of a function of the seed. Raises InputError where the function does not take the seed
+    alone, raises, which the message says where, ends the program, or returns something else."""
+    name = str(getattr(getattr(function, "func", function), "__name__", "function"))
+    if fault := fault_of_call(function, seed):
+        raise InputError("data._target_", name, f"expected a function that can be called with the seed ({fault})")
     try:
-        return function(seed)
+        loaded = function(seed)
     except InputError:
         raise
     except (Exception, SystemExit) as error:
@@ -28,6 +31,7 @@ def called(function: Callable[[int], Any], seed: int, name: str) -> Any:
         ended = isinstance(error, SystemExit)
         what = f"calls sys.exit({error})" if ended else f"raises {type(error).__name__}: {error}"
         raise InputError("data._target_", name, f"{what} ({at.filename}, line {at.lineno})") from error
+    return dataset_of(loaded, name)
 
 
 def dataset_of(loaded: Any, name: str) -> Dataset:

@@ -9,7 +9,7 @@ import torch
 
 from mpcompare.errors import InputError
 from mpcompare.tasks.data import Dataset
-from mpcompare.tasks.data.given import LARGEST, called, dataset_of, not_finite
+from mpcompare.tasks.data.given import LARGEST, dataset_of, load, not_finite
 
 X, Y = torch.randn(8, 3), torch.arange(8) % 2
 
@@ -58,8 +58,8 @@ def test_what_is_no_data_is_one_line(loaded, said):
     ],
 )
 def test_a_function_that_fails_says_where(fails, said):
-    with pytest.raises(InputError, match=rf"data._target_=load: {said} \(.*test_given.py, line \d+\)"):
-        called(fails, 0, "load")
+    with pytest.raises(InputError, match=rf"data._target_=<lambda>: {said} \(.*test_given.py, line \d+\)"):
+        load(fails, 0)
 
 
 @pytest.mark.parametrize(

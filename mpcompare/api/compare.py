@@ -2,15 +2,14 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from inspect import isroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpcompare import caller
+from mpcompare.api.arguments import Arguments
 from mpcompare.api.command import run_command
 from mpcompare.api.objects import Objects, written
-from mpcompare.api.words import in_words_of
 from mpcompare.errors import InputError, check_number, check_whole, in_full
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def compare(
     out = None if folder is None else Path(folder).expanduser().absolute()
     objects = Objects()
     call = Arguments(model, loss, data, _all(backends), precision, optimizer, lr, batch_size, steps, knobs)
-    with in_words_of(call), tempfile.TemporaryDirectory(prefix="mpcompare-") as beside:
+    with call.in_own_words(), tempfile.TemporaryDirectory(prefix="mpcompare-") as beside:
         if out is not None and out.exists():
             check_folder("folder", str(out), below=True)
         conf, pickled = Path(beside) / "conf", Path(beside) / "objects.pkl"
@@ -72,22 +71,6 @@ def compare(
     from mpcompare.api.compared import read
 
     return read(out)
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of :func:`compare`."""
-
-    model: Any
-    loss: Any
-    data: Any
-    backends: list[Any]
-    precision: Any
-    optimizer: Any
-    lr: Any
-    batch_size: Any
-    steps: Any
-    knobs: Mapping[str, Any]
 
 
 def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:

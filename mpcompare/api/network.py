@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from mpcompare.api import checks, optimizers, samples
+from mpcompare.api.arguments import Arguments
 from mpcompare.api.objects import Objects, written
-from mpcompare.api.words import setting
 from mpcompare.errors import InputError
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.data import Dataset, given
@@ -22,7 +22,7 @@ BATCH_SIZE, STEPS = 256, 20  # conf/task/module.yaml and conf/config.yaml
 WARMUP = 3
 
 
-def overrides_of(call: Any, objects: Objects) -> list[str]:
+def overrides_of(call: Arguments, objects: Objects) -> list[str]:
     """Returns the overrides of a call's network, loss, optimizer and data. Raises InputError where one is not accepted,
     or they do not fit each other."""
     if call.model is not None:
@@ -40,7 +40,7 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
         checks.check_data(call.data)
         overrides.append(f"data={call.data}")
     elif samples.is_function(call.data):
-        seed = setting(call, "seed")
+        seed = call.setting("seed")
         load = partial(given.load, call.data, seed if isinstance(seed, int) else 0)
         overrides += ["data=function", f"++data={written('data', objects.function(call.data, 'data'))}"]
     elif call.data is not None:
@@ -55,7 +55,7 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
         node = loss if isinstance(loss, str) else objects.function(loss, "loss")
         overrides.append(f"++task.loss={written('loss', node)}")
     data = load() if load is not None else None
-    if data is not None and not setting(call, "train", "not_finite") and (infinite := given.not_finite(data)):
+    if data is not None and not call.setting("train", "not_finite") and (infinite := given.not_finite(data)):
         raise given.refused(data.name, infinite)
     if call.model is None:
         return overrides
@@ -65,19 +65,19 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
     return ["task=module", f"++task.model={written('model', objects.call(make, 'model'))}", *overrides]
 
 
-def _asked_size(call: Any) -> Any:
-    return call.batch_size or setting(call, "task", "batch_size")
+def _asked_size(call: Arguments) -> Any:
+    return call.batch_size or call.setting("task", "batch_size")
 
 
-def _batch_size(call: Any) -> int:
+def _batch_size(call: Arguments) -> int:
     """Returns the batch size of a call: the one that it asks for, its loader's, or that of the task ``module``."""
     asked = _asked_size(call)
     return asked if isinstance(asked, int) else samples.batch_size_of(call.data) or BATCH_SIZE
 
 
-def _in_memory(call: Any, loss: Any) -> samples.Parts:
+def _in_memory(call: Arguments, loss: Any) -> samples.Parts:
     """Returns the samples of the caller's data, as many as the training and a few batches of held-out ones need."""
-    steps = call.steps or setting(call, "train", "steps") or STEPS
+    steps = call.steps or call.setting("train", "steps") or STEPS
     wanted = (steps + WARMUP) * _batch_size(call) * (samples.HELD_OUT + 1) // samples.HELD_OUT
     return samples.parts_of(call.data, wanted, call.model, loss or "cross_entropy")
 
@@ -100,13 +100,13 @@ def _copies_of(module: nn.Module) -> Callable[[], nn.Module]:
     return network
 
 
-def _try(call: Any, make: Callable[[], Any], loss: Any, data: Dataset) -> None:
+def _try(call: Arguments, make: Callable[[], Any], loss: Any, data: Dataset) -> None:
     """Calls network and loss as an entrant does before it trains, so that what does not fit is said at once."""
     size, rows = _batch_size(call), len(data.x_train)
     if rows < size:
         said = f"data={data.name} has only {rows} training samples ({len(data.x_test)} are held out)"
         raise InputError("task.batch_size", size, said)
-    asked = {name: setting(call, "task", name) for name in ("accumulate", "clip_norm")}
+    asked = {name: call.setting("task", name) for name in ("accumulate", "clip_norm")}
     plain = {name: value for name, value in asked.items() if value is not None and not isinstance(value, str)}
     task = Task(make, loss, Sgd(0.1), size, **plain)
     model = task.new_model(0, torch.device("cpu"))

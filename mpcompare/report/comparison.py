@@ -137,6 +137,11 @@ class Comparison:
         """Returns the label of one of the runs; empty for None."""
         return next((entry.label for entry in self.entries if entry.run is run), "")
 
+    def reference(self, entry: Entry) -> Entry | None:
+        """Returns the run by which ``entry`` was judged, itself for a reference; None where it was not judged."""
+        name = entry.verdict.reference if entry.verdict else None
+        return next((each for each in self.finished if each.run.name == name), None)
+
     def judged(self, verdicts: Mapping[str, Verdict]) -> "Comparison":
         """Returns the comparison with these verdicts on its runs, by their names."""
         return replace(self, entries=[replace(entry, verdict=verdicts.get(entry.run.name)) for entry in self.entries])

@@ -91,11 +91,10 @@ class DigitsRow(Row):
 
 def maps(comparison: Comparison) -> list[Map]:
     """Returns the maps of all runs, of each step."""
-    by_name = {entry.run.name: entry for entry in comparison.finished}
     found = []
     for entry in comparison.finished:
         replays = entry.run.findings.replays if entry.run.findings else {}
-        reference = by_name.get(entry.verdict.reference or "", entry) if entry.verdict else entry
+        reference = comparison.reference(entry) or entry
         found += [
             Map(comparison, entry, reference, step, replays[step].digits)
             for step in STEPS

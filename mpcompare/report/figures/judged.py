@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.runs import Run
 from mpcompare.report.verdicts import examined_of
@@ -108,13 +108,10 @@ class Judged:
 
 def judged(report: Report) -> list[list[Judged]]:
     """Returns the finished runs of each comparison in which any run finished."""
-    return list(map(_judged, report.finished))
-
-
-def _judged(comparison: Comparison) -> list[Judged]:
-    by_name = {entry.run.name: entry for entry in comparison.finished}
-    references = [by_name.get(e.verdict.reference or "") if e.verdict else None for e in comparison.finished]
-    return [Judged(e, place, of) for place, (e, of) in enumerate(zip(comparison.finished, references, strict=True))]
+    return [
+        [Judged(entry, place, comparison.reference(entry)) for place, entry in enumerate(comparison.finished)]
+        for comparison in report.finished
+    ]
 
 
 def references(runs: Sequence[Judged]) -> list[Judged]:

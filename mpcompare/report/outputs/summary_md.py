@@ -107,9 +107,8 @@ def _said(row: Row) -> tuple[str, str]:
         return "Not examined", because
     if verdict.word is Word.REFERENCE:
         return "Reference", f"; others are compared with it{because}"
-    others = (entry for entry in row.comparison.entries if entry is not row.entry)
-    reference = next((entry.label for entry in others if entry.run.name == verdict.reference), None)
-    compared = f", compared with `{_code(reference)}`" if reference else ""
+    reference = row.comparison.reference(row.entry)
+    compared = f", compared with `{_code(reference.label)}`" if reference and reference is not row.entry else ""
     unchecked = f"; not checked: {escape(', '.join(verdict.unchecked))}" if verdict.unchecked else ""
     if verdict.word is Word.SAME:
         sees = f"; the examination {verdict.sees}" if verdict.sees else ""

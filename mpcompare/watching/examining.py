@@ -80,9 +80,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
         loss = 0.0 if hidden else sum(root.loss for root in seen.roots)  # one that is hidden is not judged
         batches: Any = [None] * len(seen.roots)
         grads = {name: g.part for name, g in seen.grads.items()}
-        step = Recorded(
-            seen.record, network, no_loss, batches, loss, grads, 1.0, seen.buffers_after, make, chooses=True
-        )
+        step = Recorded(seen.record, network, no_loss, batches, loss, grads, 1.0, seen.buffers_after, replays=make)
         with torch.enable_grad(), without_autocast():
             layers = compared_with_the_replay(step, precision, earlier)
     except NotReplayedError as error:

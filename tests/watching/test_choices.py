@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torchvision.ops import box_iou, nms
 
 import mpcompare
@@ -12,9 +13,9 @@ import mpcompare
 class Router(nn.Module):
     """Each row goes to the two experts of the largest scores."""
 
-    def __init__(self):
+    def __init__(self, outputs=10):
         super().__init__()
-        self.first, self.gate, self.last = nn.Linear(16, 32), nn.Linear(32, 8, bias=False), nn.Linear(32, 10)
+        self.first, self.gate, self.last = nn.Linear(16, 32), nn.Linear(32, 8, bias=False), nn.Linear(32, outputs)
         self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(8))
 
     def forward(self, x):
@@ -46,7 +47,22 @@ class Detector(nn.Module):
         return self.last(h)[some] * self.scores(h)[some] + boxes[some].sum(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("network", [Router, Detector])
+class Recomputed(nn.Module):
+    """Three routers, whose choices backward makes once more."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.layers = nn.Linear(16, 16), nn.ModuleList(Router(16) for _ in range(3))
+        self.last = nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return self.last(x)
+
+
+@pytest.mark.parametrize("network", [Router, Detector, Recomputed])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_choices_of_the_loop_are_made_again(network, seed):
     torch.manual_seed(seed)

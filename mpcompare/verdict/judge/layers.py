@@ -5,6 +5,8 @@
 - *Value.* What arrives at each layer in the first step, its output, and the gradient that arrives there. Also the
   buffers, and the gradients of parameters that follow from these operands. All are compared with the
   [forced replay](verdict.md).
+- *Choices* that the network makes between its layers, as a router does, are those of the run. They may be made by
+  numbers of 16 bits only where amp's are, too.
 - *Limit.* 2 times the roundings there, or 2 times amp's own error there, and fp32 sums. Gradients of parameters have
   the limits, signs and zeros of `gradients`.
 """
@@ -30,6 +32,7 @@ PLACES = {
     "input": "what arrives at", "output": "the output of", "gradient": "the gradient that arrives at",
     "buffer": "the buffer", "parameter": "the gradient of",
 }  # fmt: skip
+SHORT = {name for name, each in FORMATS.items() if each.bytes == 2}
 APART = K**2  # of two errors over their measures, either of which may be K times as wide as it need be
 
 
@@ -52,6 +55,8 @@ class Layers(Gradients):
     factor: float = 1.0  # of the gradient at the output of the network, the loss scale put aside
     # by place, as in ``places``, the format in which it is computed: the other format of 16 bits than the precision's
     formats: dict[str, str] = field(default_factory=dict)
+    # by place in the code of the network the format of the numbers by which it chooses between its layers
+    choices: dict[str, str] = field(default_factory=dict)
     # whether the network was called once for each micro-batch, with its rows as they are. Masks that are drawn for
     # other rows are other masks
     as_given: bool = True
@@ -109,6 +114,7 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
         because = f"no gradient passes back from the output of {run.detached[0]} {where}"
         missing, layer = len(run.detached), run.detached[0]
         yield Check(f"gradients pass {where}", missing, 0, "gradient missing", because, layer=layer)
+    yield from _coarse_choices(run, reference, where)
     others = reference.places if reference else {}
     limits = {at: place_limit(case.run, place, others.get(at)) for at, place in run.places.items()}
     for buffer, place in run.places.items():
@@ -177,6 +183,16 @@ def _begins_as_high(case: Case) -> bool:
 def _excess(place: PlaceError, reference: PlaceError | None) -> float:
     own = error_like(reference, place) if reference else 0.0
     return min(place.far, place.error / own) if own else place.far
+
+
+def _coarse_choices(run: Layers, reference: Layers | None, where: str) -> Checks:
+    """Yields the check of the numbers by which the network chooses: a replay chooses as the step did, so it does not
+    see that they have fewer digits than the reference's."""
+    others = reference.choices if reference else {}
+    coarse = [at for at, kind in others.items() if run.choices.get(at) in SHORT and kind not in SHORT]
+    if coarse:
+        because = f"{coarse[0]} chooses by {run.choices[coarse[0]]} numbers {where}, and the reference by "
+        yield Check(f"numbers to choose by {where}", len(coarse), 0, "precision", because + others[coarse[0]])
 
 
 def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str) -> tuple[str, str, str]:

@@ -380,6 +380,7 @@ def test_a_replay_that_sends_rows_to_other_experts_is_no_sample(monkeypatch):
         return loss
 
     monkeypatch.setattr(Replay, "take", noted)
+    monkeypatch.setattr(Recorder, "chose", lambda *_: None)
     run = layers_of(subject_of(Network("experts", "here", lambda: Experts(0.2), gray, BOTH), "bf16", Amp), "run")
     assert "other" in paths
     assert paths[0] == paths[-1] == "own"

@@ -41,6 +41,25 @@ def test_only_sharp_weights_show_a_soft_cap(amp):
     assert {check.kind for check in verdict.checks if not check.passed} == {"sharp"}
 
 
+@pytest.mark.parametrize(
+    ("own", "reference", "because"),
+    [
+        ("bf16", "fp32", "topk in net.py:3 chooses by bf16 numbers in the first step, and the reference by fp32"),
+        ("bf16", "bf16", None),
+        ("fp32", "bf16", None),
+        (None, "fp32", None),  # another code makes this choice
+    ],
+)
+def test_who_chooses_by_fewer_digits_than_the_reference_is_named(amp, own, reference, because):
+    def chose(kind, name):
+        run = examined_of(amp)
+        first = replace(run.findings.replays["first"], choices={"topk in net.py:3": kind} if kind else {})
+        return replace(run, name=name, findings=replace(run.findings, replays={"first": first}))
+
+    failed = [check for check in layer_checks(Case(chose(own, "run"), chose(reference, "amp"))) if not check.passed]
+    assert [(check.cause, check.because) for check in failed] == ([("precision", because)] if because else [])
+
+
 class Halves(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

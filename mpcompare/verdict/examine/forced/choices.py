@@ -6,14 +6,16 @@ other rows come to a layer, and the step cannot be compared. So a choice is writ
 
 import sys
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from traceback import walk_stack
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mpcompare.dtypes import dtype_name
 from mpcompare.verdict.examine.forced.attention_masks import bound
 
 COMPARISONS = {f"aten::{name}" for name in ("gt", "ge", "lt", "le", "eq", "ne")}
@@ -25,7 +27,20 @@ CHOICES = COMPARISONS | ALONG | OTHERS
 
 NOT_THE_NETWORK = ("torch.", "mpcompare.verdict.", "mpcompare.watching.")  # packages of its callers and of modes
 Place = tuple[str, int, str]  # file, line, and operator
-Chosen = list[tuple[Place, Tensor]]  # in the order of the step
+
+
+def in_backward() -> bool:
+    """Returns whether autograd is at work: a checkpoint calls layers once more there."""
+    return torch._C._current_graph_task_id() != -1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One choice of a step."""
+
+    place: Place
+    chosen: Tensor
+    by: torch.dtype  # of the numbers that it was made by
 
 
 def chosen(func: Any, args: Any, result: Any) -> Tensor | None:
@@ -47,6 +62,16 @@ def place_of(func: Any) -> Place:
         elif found is None and not package.startswith(NOT_THE_NETWORK):
             found = frame.f_code.co_filename, line
     return *(found or ("", 0)), func._schema.name
+
+
+def made_by(choices: Iterable[Choice]) -> dict[str, str]:
+    """Returns by place, in words, the format of the numbers of its choices; of several formats the one of the fewest
+    bits."""
+    found: dict[str, torch.dtype] = {}
+    for choice in sorted(choices, key=lambda each: -each.by.itemsize):
+        file, line, operator = choice.place
+        found[f"{operator.rpartition(':')[2]} in {file.rpartition('/')[2]}:{line}"] = choice.by
+    return {place: dtype_name(dtype) for place, dtype in found.items()}
 
 
 def along(func: Any, args: Any, kwargs: Any, result: Any, places: Tensor, near: float) -> Any:
@@ -84,40 +109,52 @@ class Choosing:
 
     def __init__(self) -> None:
         self._left: dict[Place, deque[Tensor]] = {}  # by place the choices that come next
-        self._near = 0.0
+        # by place the choices that were others than the replay's own, each with that: a checkpoint makes them again
+        self._made: dict[Place, list[tuple[Tensor, Tensor]]] = {}
+        self._near, self._is_aside = 0.0, False
 
     @contextmanager
-    def of(self, noted: Chosen, near: float) -> Iterator[None]:
+    def of(self, noted: Sequence[Choice], near: float) -> Iterator[None]:
         """Makes these choices, in their order, where the numbers agree but for a part ``near`` of them."""
         left: dict[Place, deque[Tensor]] = defaultdict(deque)
-        for place, tensor in noted:
-            left[place].append(tensor)
-        before, self._left, self._near = self._left, dict(left), near
+        for choice in noted:
+            left[choice.place].append(choice.chosen)
+        self._left, self._near = dict(left), near
         try:
             yield
         finally:
-            self._left = before
+            self._left = {}
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Makes none while it is entered, as within a layer."""
-        before, self._left = self._left, {}
+        before, self._is_aside = self._is_aside, True
         try:
             yield
         finally:
-            self._left = before
+            self._is_aside = before
 
     def again(self, func: Any, given: Any, result: Any) -> Any:
         """Returns the result of an operator of CHOICES as it was in the step."""
         args, kwargs = given
-        if not self._left or (own := chosen(func, args, result)) is None:
+        source = self._made if in_backward() else self._left
+        if self._is_aside or not source or (own := chosen(func, args, result)) is None:
             return result
-        left = self._left.get(place_of(func))
-        if not left:
+        place, name = place_of(func), func._schema.name
+        theirs = self._next(place, own)
+        if theirs is None or theirs.dtype is not own.dtype or (theirs.shape != own.shape and name != NMS):
             return result
-        theirs, name = left.popleft().clone(), func._schema.name  # the network may write into it
-        if theirs.dtype is not own.dtype or (theirs.shape != own.shape and name != NMS):
-            return result
+        theirs = theirs.clone()  # the network may write into it
         if name in ALONG:
             return along(func, args, kwargs, result, theirs, self._near)
         return _compared(args, own, theirs, self._near) if name in COMPARISONS else theirs
+
+    def _next(self, place: Place, own: Tensor) -> Tensor | None:
+        """Returns the choice of the step that comes next at a place; None where there is none."""
+        if in_backward():
+            return next((theirs for mine, theirs in self._made.get(place, ()) if torch.equal(mine, own)), None)
+        left = self._left.get(place)
+        theirs = left.popleft() if left else None
+        if theirs is not None and not torch.equal(theirs, own):
+            self._made.setdefault(place, []).append((own.clone(), theirs))
+        return theirs

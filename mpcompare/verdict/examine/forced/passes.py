@@ -18,6 +18,7 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.task import sharing_parameters, with_values
 from mpcompare.verdict.examine.drive import RETRIES
 from mpcompare.verdict.examine.errors import gradient_error
+from mpcompare.verdict.examine.forced.choices import made_by
 from mpcompare.verdict.examine.forced.kernels import gradients_of_norms
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Record, calls_of, recorded
@@ -86,15 +87,9 @@ def layers_of(subject: Subject, walk: Walk, step: Recorded) -> Layers | None:
     if factor != 1:
         step = replace(step, grads={name: g / factor for name, g in step.grads.items()})
     heap.trim()  # a replay has tensors of other sizes
-    try:
-        layers = compared_with_the_replay(step, subject.precision)
-    except NotReplayedError:
-        if not any(call.choices for call in step.record.calls[OUTPUT]):
-            raise
-        # A replay that chose by itself took another path. The choices of the step come second: they hide that a number
-        # was cast to fewer digits before somebody chose by it.
-        layers = compared_with_the_replay(replace(step, chooses=True), subject.precision)
-    return replace(layers, of_kernels=_compared_with_kernels(step, layers))
+    layers = compared_with_the_replay(step, subject.precision)
+    choices = made_by(choice for call in step.record.calls[OUTPUT] for choice in call.choices)
+    return replace(layers, of_kernels=_compared_with_kernels(step, layers), choices=choices)
 
 
 def _compared_with_kernels(step: Recorded, layers: Layers) -> Errors:

@@ -23,7 +23,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.operands import Products
 from mpcompare.tasks.cast import NORMS
-from mpcompare.verdict.examine.forced.choices import Chosen, chosen, place_of
+from mpcompare.verdict.examine.forced.choices import Choice, chosen, place_of
+from mpcompare.verdict.examine.forced.choices import in_backward as in_backward
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted, copied
 from mpcompare.verdict.judge.layers import OUTPUT as OUTPUT
 
@@ -31,11 +32,6 @@ from mpcompare.verdict.judge.layers import OUTPUT as OUTPUT
 def is_real(value: object) -> bool:
     """Returns whether a value is a tensor of real numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def in_backward() -> bool:
-    """Returns whether autograd is at work: a checkpoint calls layers once more there."""
-    return torch._C._current_graph_task_id() != -1
 
 
 @dataclass
@@ -65,7 +61,7 @@ class Call:
     # the dtypes of the outputs where backward computed the call once more
     again: list[torch.dtype] = field(default_factory=list)
     # what the network has chosen between its layers; empty in the call of a layer
-    choices: Chosen = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
 
     @property
     def near(self) -> float:
@@ -192,7 +188,7 @@ class Recorder:
         self.handles: list[RemovableHandle] = []
         self.whole: list[Call] = []  # the calls of the network that are under way
         self.open: list[Call | None] = []  # the modules that are being called; None: one that has called another
-        self._choices: Chosen = []  # of the module that is being called, until it is known whether it is a layer
+        self._choices: list[Choice] = []  # of the module that is being called, until it is known whether it is a layer
 
     def attach(self, network: nn.Module) -> None:
         """Puts hooks on all modules of a network but those within its norms."""
@@ -258,11 +254,11 @@ class Recorder:
         return result
 
     def chose(self, func: Any, args: Any, result: Any) -> None:
-        """Is told of an operation that may choose. A checkpoint that makes a choice once more is not replayed so."""
+        """Is told of an operation that may choose. A checkpoint makes the choices of a layer once more."""
         if not self.whole or not self.open or in_backward() or (made := chosen(func, args, result)) is None:
             return
         choices = self.whole[-1].choices if self.open[-1] is None else self._choices
-        choices.append((place_of(func), self.copy(made)))
+        choices.append(Choice(place_of(func), self.copy(made), args[0].dtype))
 
     def _is_whole(self, name: str) -> bool:
         """Returns whether a call is one of the network, and not one within it."""

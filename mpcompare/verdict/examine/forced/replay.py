@@ -82,8 +82,7 @@ class Replay:
     # is given the gradient of each parameter, once all of it is there: nobody keeps it here
     found: Callable[[str, Tensor], None] = lambda name, gradient: None
     known: KnownLayers | tuple[()] = ()  # the layers that are not computed again
-    choosing: Choosing = field(default_factory=Choosing)
-    chooses: bool = False  # whether it makes the choices of the step between layers, and not its own
+    choosing: Choosing = field(default_factory=Choosing)  # makes the choices of the step between layers
     is_forcing = False  # whether layers compare and pass on what was recorded
     loss_is_rounded = False  # found when it has run: whether the loss is made of numbers in 16 bits, and itself of none
 
@@ -178,7 +177,7 @@ class Replay:
         assert call.arguments is not None
         given = [computed[at] if at in computed else self._given(v) for at, v in enumerate(call.inputs)]
         args, kwargs = tree_unflatten(given, call.arguments)
-        with self.choosing.of(call.choices if self.chooses else [], call.near):
+        with self.choosing.of(call.choices if self.is_forcing else [], call.near):
             return self.network.get_submodule(part)(*args, **kwargs)
 
     def _given(self, recorded: Any) -> Any:

@@ -56,7 +56,6 @@ class Recorded:
     scale: float  # the loss scale
     buffers: Mapping[str, Tensor]  # after the step
     replays: Callable[..., Replay] = Replay  # makes the replay
-    chooses: bool = False  # as of :class:`Replay`
 
     def seen(self, name: str, gradient: Tensor) -> Tensor:
         """Returns those elements of the gradient of a parameter that the record has."""
@@ -231,9 +230,7 @@ def _sum_terms(
 def _replay(recorded: Recorded, dtype: torch.dtype, compare: Any, passing: Any = lambda _: None) -> Replay:
     network = in_dtype(recorded.network, dtype)
     batches, loss_fn = recorded.batches, recorded.loss_fn
-    replay = recorded.replays(network, dtype, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
-    replay.chooses = recorded.chooses
-    return replay
+    return recorded.replays(network, dtype, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
 
 
 def _compare_buffers(recorded: Recorded, replay: Replay, errors: Errors) -> None:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 Attributes = dict[str, dict[str, Any]]  # by module and by name
 
 MOST = 64  # leaves of a nest
+OF_OBJECT = object()
 PLAIN = (bool, int, float, str, type(None))
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 # A replay has its own: its embeddings are dense, and its activations write nowhere.
@@ -25,28 +26,36 @@ OTHERS = frozenset(vars(nn.Module())) - {"training"} | {"sparse", "inplace"}
 
 
 def attributes_of(network: nn.Module, copied: Callable[[Tensor], Tensor]) -> Attributes:
-    """Returns the numbers, texts, tensors and generators of each module, also in lists, tuples and dicts.
+    """Returns the numbers, texts, tensors and generators of each module, also in lists, tuples and dicts, and OF_OBJECT
+    in the place of all else.
 
     Args:
         copied: makes the copies of tensors.
     """
     return {
         name: {
-            key: _copy(value, copied) for key, value in vars(module).items() if key not in OTHERS and _is_kept(value)
+            key: _copy(value, copied) if _is_kept(value) else OF_OBJECT
+            for key, value in vars(module).items()
+            if key not in OTHERS
         }
         for name, module in network.named_modules()
     }
 
 
 def set_attributes(network: nn.Module, attributes: Attributes, dtype: torch.dtype | None = None) -> None:
-    """Sets the attributes of each module as they were, with tensors of real numbers in ``dtype``."""
+    """Sets the attributes of each module as they were, with tensors of real numbers in ``dtype``. Those that came later
+    are removed, such as the mark of a network that puts hooks on itself when it is called first."""
 
     def copied(t: Tensor) -> Tensor:
         return t.to(dtype, copy=True) if dtype is not None and t.is_floating_point() else t.clone()
 
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         for name, module in network.named_modules():
-            module.__dict__.update({key: _copy(value, copied) for key, value in attributes.get(name, {}).items()})
+            then, now = attributes.get(name, {}), vars(module)
+            for key in now.keys() - OTHERS - then.keys():
+                if _is_kept(now[key]):  # others are the replay's, such as a forced forward
+                    del now[key]
+            now.update({key: _copy(value, copied) for key, value in then.items() if value is not OF_OBJECT})
 
 
 def attribute_of(network: nn.Module, tensor: Tensor) -> tuple[str, str, int] | None:

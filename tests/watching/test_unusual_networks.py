@@ -283,3 +283,34 @@ def test_the_hook_on_a_parameter_that_a_layer_returns_is_no_hook_of_the_loop():
     assert not any("hooks of the loop" in each for each in seen.not_examined)
     assert seen.sight.parameters["prompt.rows"]
     assert not loop.made["model"].prompt.rows._backward_hooks
+
+
+class Collects(nn.Module):
+    """Puts hooks on its layers when it is called first, which collect their outputs, as networks of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        collected = []
+        if not getattr(self, "_has_hooks", False):
+            self._has_hooks = True
+            self.first.register_forward_hook(lambda module, given, y: self.into.append(y))
+        object.__setattr__(self, "into", collected)
+        y = self.second(self.first(x).tanh())
+        return y + collected[0].square().mean()
+
+
+def test_a_network_that_puts_hooks_on_itself_is_seen_from_the_first_call_on():
+    torch.manual_seed(0)
+    net = Collects()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with mpcompare.watch(net, optimizer, steps=2) as seen:
+        for _ in range(2):
+            loss = net(torch.randn(16, 8)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    seen.raise_if_wrong()
+    assert seen.not_examined == []

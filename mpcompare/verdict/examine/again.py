@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mpcompare.contract import State
 from mpcompare.stored import Stored
-from mpcompare.tasks.draws import EXAMINED, draws
-from mpcompare.tasks.task import buffers_of, params_of, sharing_parameters
+from mpcompare.tasks.draws import EXAMINED
+from mpcompare.tasks.task import buffers_of, params_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.new_step import begun, starts_anew
 from mpcompare.verdict.examine.subject import Subject
@@ -25,8 +25,7 @@ def again(subject: Subject, backend: Any) -> Again:
         backend: one that nobody needs any more; it loads the initial weights.
     """
     state = starts_anew(backend, params_of(subject.examined), buffers_of(subject.examined))
-    network, x = sharing_parameters(subject.examined), subject.first_batch[0][0]
-    other = EXAMINED if draws(lambda: network(x), x.device) else EXAMINED + 1
+    other = EXAMINED if subject.exact.drawn else EXAMINED + 1
     first, second = (_gradients(backend, state, subject, number) for number in (EXAMINED, other))
     apart = {
         name: numerics.distance({"": g}, {"": second[name]}) / max(numerics.finite_norm({"": g}), 1e-300)

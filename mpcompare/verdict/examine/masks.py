@@ -15,7 +15,7 @@ from torch import nn
 
 from mpcompare.contract import Batches, Walk
 from mpcompare.tasks.copies import copy_of
-from mpcompare.tasks.draws import EXAMINED, draws, masks_depend_on_dtype, seed_step, state
+from mpcompare.tasks.draws import EXAMINED, masks_depend_on_dtype, seed_step, state
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.new_step import begun
@@ -25,7 +25,6 @@ from mpcompare.verdict.judge.masks import Masks, MaskSamples
 
 # The numbers of steps whose random numbers are drawn: of the mean gradient, of the network, and of the backend.
 MEAN, EXACT, OWN = range(1, 9), range(9, 17), range(17, 19)
-ROWS = 8  # of a batch, which tell whether the network draws anything
 
 
 def forward_as_the_oracle(exact: Exact, walk: Walk) -> bool:
@@ -49,12 +48,11 @@ def masks_of(subject: Subject, as_given: bool) -> Masks | None:
     Args:
         as_given: whether the backend calls the network with the rows as they are.
     """
-    batch = subject.first_batch
-    x, device = batch[0][0], batch[0][0].device
-    if not draws(partial(copy_of(subject.model), x[:ROWS]), device):
+    if not subject.exact.drawn:
         return None
-    drawn = _drawn_by(copy_of(subject.model), subject.task.loss_fn, batch)
+    drawn = _drawn_by(copy_of(subject.model), subject.task.loss_fn, subject.first_batch)
     walk = begun(subject, subject.make_backend(subject.model, subject.scaling), through="forward")
+    device = subject.first_batch[0][0].device
     training = state(device) == drawn[walk.in_one_piece] and not masks_depend_on_dtype(device)
     del walk  # its backend is freed before the next one is made
     return Masks(training and as_given, None if training else _samples(subject))

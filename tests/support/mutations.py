@@ -15,7 +15,7 @@ from mpcompare.backends.amp import Amp
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.examine.forced.passes import layers_of_first_step
-from mpcompare.verdict.examine.layers import layers, longest_sum
+from mpcompare.verdict.examine.layers import layers
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge.check import Case, Check, Examined
@@ -132,9 +132,10 @@ def layers_of(subject: Subject, name: str) -> Examined:
     backend: Any = subject.make_backend(subject.model, subject.scaling)
     dtypes = backend.module_dtypes(x, y)
     order = list(dict.fromkeys(at.partition(" ")[2] for at in found.places))
+    of_tensors, longest_sum = layers(subject.model, order, x[:4], len(x))
     findings = Findings(
-        precision=subject.precision.name, recipe=Recipe(len(x)), longest_sum=longest_sum(subject.model, x, len(x)),
-        layers=layers(subject.model, order, x[:4]), first=Drive(),
+        precision=subject.precision.name, recipe=Recipe(len(x)), longest_sum=longest_sum,
+        layers=of_tensors, first=Drive(),
         last=Gradients(0.0, 0.0, 0.0), replays={"first": found},
     )  # fmt: skip
     return Examined(name, subject.precision.name, backend.dtypes(), findings, None, layers=dtypes)  # type: ignore[arg-type]

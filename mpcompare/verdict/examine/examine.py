@@ -30,7 +30,7 @@ from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.forced.passes import layers_of_first_step
 from mpcompare.verdict.examine.idle import uses_all
 from mpcompare.verdict.examine.last import exponents_of, last
-from mpcompare.verdict.examine.layers import layers, longest_sum
+from mpcompare.verdict.examine.layers import layers
 from mpcompare.verdict.examine.lent import written
 from mpcompare.verdict.examine.loss_scale import StepRows, first_wrong_scale, promised_task
 from mpcompare.verdict.examine.masks import masks_of
@@ -64,11 +64,8 @@ def examine(
     """
     attempts, promises = Attempts(), promises_of(stepper.backend)
     yield Progress(0, 1, "gradients of the first step")
-    exact, x = subject.exact, subject.first_batch[0][0]
-    attempts.found |= {  # before a backend has tensors beside those of the oracle
-        "longest_sum": longest_sum(subject.model, x, subject.task.batch_size),
-        "layers": layers(subject.examined, exact.order, x[:4]),
-    }
+    order, few = subject.exact.order, subject.first_batch[0][0][:4]  # before a backend has tensors beside the oracle's
+    of_tensors, longest_sum = layers(subject.examined, order, few, subject.task.batch_size)
     _at_the_start(subject, attempts)
     yield Progress(0, 1, "each layer")
     start = attempts.take("layers", partial(layers_of_first_step, subject), None)
@@ -90,6 +87,8 @@ def examine(
     return Findings(
         precision=subject.precision.name,
         recipe=Recipe(task.batch_size, task.accumulate, *clips, rule.linear, rule.bounded, own_loss),
+        longest_sum=longest_sum,
+        layers=of_tensors,
         loss_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
         moves=moves,

@@ -11,19 +11,27 @@ from torch import Tensor, nn
 from mpcompare.tasks.task import sharing_parameters
 from mpcompare.verdict.judge.owner import Layer
 
+Called = tuple[str, nn.Module, Any, Any]  # the name, the module, the arguments and the output of a call
 
-def layers(model: nn.Module, order: Sequence[str], x: Tensor) -> dict[str, Layer]:
-    """Returns the owning layer of each parameter and buffer.
+
+def layers(model: nn.Module, order: Sequence[str], x: Tensor, rows: int) -> tuple[dict[str, Layer], int]:
+    """Returns the owning layer of each parameter and buffer, and about how many numbers are summed at most in a step.
 
     Args:
         order: the layers in the order of their calls.
         x: a few samples.
+        rows: the number of samples of a step.
     """
-    return owners(model, order, _inputs(model, x))
+    calls = _called(model, x)
+    return owners(model, order, _inputs(calls)), _longest_sum(model, calls, len(x), rows)
 
 
 def owners(model: nn.Module, order: Sequence[str], inputs: Mapping[str, str]) -> dict[str, Layer]:
-    """Returns the same where it is known, by layer, which other one's output it is given as it is."""
+    """Returns the owning layer of each parameter and buffer.
+
+    Args:
+        inputs: by layer, which other one's output it is given as it is.
+    """
     places = {name: place for place, name in enumerate(order)}
     calls = Counter(name.partition("#")[0] for name in order)
     uses: Counter[int] = Counter()
@@ -46,11 +54,11 @@ def owners(model: nn.Module, order: Sequence[str], inputs: Mapping[str, str]) ->
     return found
 
 
-def _inputs(model: nn.Module, x: Tensor) -> dict[str, str]:
+def _inputs(calls: Sequence[Called]) -> dict[str, str]:
     """Returns, for each layer that is given the output of another as it is, the name of that other."""
     made: dict[int, str] = {}
     inputs: dict[str, str] = {}
-    for name, module, args, output in _called(model, x):
+    for name, module, args, output in calls:
         if any(True for _ in module.children()):
             continue
         if args and id(args[0]) in made:
@@ -59,23 +67,22 @@ def _inputs(model: nn.Module, x: Tensor) -> dict[str, str]:
     return inputs
 
 
-def longest_sum(model: nn.Module, x: Tensor, rows: int) -> int:
-    """Returns about how many numbers are summed at most: those of a row of a weight, or those of one channel in a
-    batch, all its places (pixels, tokens) in all its ``rows``."""
-    few, lengths = x[:4], [rows]
-    lengths += [p[0].numel() if p.dim() > 1 else len(p) for p in model.parameters() if p.dim()]
-    for _, module, _, output in _called(model, few):
+def _longest_sum(model: nn.Module, calls: Sequence[Called], few: int, rows: int) -> int:
+    """Returns the number of a row of a weight, or of one channel in a batch: all its places (pixels, tokens) in all its
+    ``rows``, as ``few`` of them tell."""
+    lengths = [rows, *(p[0].numel() if p.dim() > 1 else len(p) for p in model.parameters() if p.dim())]
+    for _, module, _, output in calls:
         values = output[0] if isinstance(output, tuple) else output
         if isinstance(values, Tensor) and values.dim() > 1:
             channels_first = isinstance(module, (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase))
             channels = values.shape[1 if channels_first else -1]
-            lengths.append(values.numel() // channels // len(few) * rows)
+            lengths.append(values.numel() // channels // few * rows)
     return max(lengths)
 
 
-def _called(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Any, Any]]:
-    """Calls a copy of a network, and returns the name, the module, the arguments and the output of each call. All of
-    them are kept: an output that is gone could lend its id to another."""
+def _called(model: nn.Module, x: Tensor) -> list[Called]:
+    """Calls a copy of a network, and returns all calls of its modules. Each output is kept: one that is gone could lend
+    its id to another."""
     model, calls = sharing_parameters(model), []
 
     def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:

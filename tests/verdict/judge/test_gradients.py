@@ -101,7 +101,8 @@ def test_a_few_zeros_of_a_tied_weight_are_two_numbers_that_cancel(precision, use
 
 def test_the_uses_of_a_tied_weight_and_of_a_layer_that_is_called_twice_are_counted():
     model = CharGpt(11, 6, width=8, heads=2, blocks=1, tied=True)
-    found = layers(model, ["embedding", "blocks.0.up", "blocks.0.up#2", "output"], torch.zeros(2, 6, dtype=torch.int64))
+    order = ["embedding", "blocks.0.up", "blocks.0.up#2", "output"]
+    found, _ = layers(model, order, torch.zeros(2, 6, dtype=torch.int64), rows=2)
     uses = {name: layer.uses for name, layer in found.items()}
     assert {name for name, count in uses.items() if count == 2} >= {"embedding.weight", "blocks.0.up.weight"}
     assert uses["positions.weight"] == uses["blocks.0.down.weight"] == 1

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from mpcompare.contract import Stepper, promises_of
+from mpcompare.contract import Stepper
 from mpcompare.precision import Precision
 from mpcompare.race.orders import Progress
 from mpcompare.tasks.task import with_values
@@ -32,7 +32,7 @@ from mpcompare.verdict.examine.idle import uses_all
 from mpcompare.verdict.examine.last import exponents_of, last
 from mpcompare.verdict.examine.layers import layers
 from mpcompare.verdict.examine.lent import written
-from mpcompare.verdict.examine.loss_scale import StepRows, first_wrong_scale, promised_task
+from mpcompare.verdict.examine.loss_scale import StepRows, first_wrong_scale
 from mpcompare.verdict.examine.masks import masks_of
 from mpcompare.verdict.examine.midway import midway
 from mpcompare.verdict.examine.noise import noise_runs
@@ -62,7 +62,7 @@ def examine(
         noise: the number of runs that find the noise; 0 for a backend that others are not compared with.
         moves: how far each training step moved the weights; None where nobody looked.
     """
-    attempts, promises = Attempts(), promises_of(stepper.backend)
+    attempts, rule = Attempts(), subject.rule_of(stepper.backend)
     yield Progress(0, 1, "gradients of the first step")
     order, few = subject.exact.order, subject.first_batch[0][0][:4]  # before a backend has tensors beside the oracle's
     of_tensors, longest_sum = layers(subject.examined, order, few, subject.task.batch_size)
@@ -81,20 +81,20 @@ def examine(
     yield Progress(0, 1, "a backend that is loaded")
     attempts.find("resume", lambda: resume(subject))
     runs = yield from attempts.over("noise", noise_runs(subject, rows, noise), [])
-    task = promised_task(subject.task, promises)
-    clips, rule = (task.clip_norm, task.clip_norm_type), task.optimizer
+    task, optimizer = rule.task, rule.task.optimizer
+    clips = task.clip_norm, task.clip_norm_type
     own_loss = task.loss == "model" or not isinstance(task.loss, str)
     return Findings(
         precision=subject.precision.name,
-        recipe=Recipe(task.batch_size, task.accumulate, *clips, rule.linear, rule.bounded, own_loss),
+        recipe=Recipe(task.batch_size, task.accumulate, *clips, optimizer.linear, optimizer.bounded, own_loss),
         longest_sum=longest_sum,
         layers=of_tensors,
-        loss_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
+        loss_scale=first_wrong_scale(subject.scaling_at_start(rule.promises), rows),
         moved=moved,
         moves=moves,
         noise=runs,
         replays={name: layers for name, layers in replays.items() if layers},
-        promises=promises,
+        promises=rule.promises,
         lent=written(subject, attempts),
         stopped=attempts.stopped,
         hidden=attempts.hidden.get("layers", ""),

@@ -1,4 +1,4 @@
-"""The loss scale that a backend is held to, and its task: as they were asked for, but for what it promises."""
+"""The loss scale that a backend is held to: as it was asked for, but for what the backend promises."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -7,17 +7,9 @@ from typing import Any
 
 from mpcompare.loss_scale import LossScale, NoLossScale, load_state
 from mpcompare.promises import Promises
-from mpcompare.tasks.task import Task
 from mpcompare.verdict.judge.loss_scale import WrongScale
 
 StepRows = Sequence[Mapping[str, Any]]  # those of ``steps.csv``, a training step each
-
-
-def promised_task(task: Task, promises: Promises) -> Task:
-    """Returns the task, clipped as a backend promises to where the task clips nothing."""
-    if task.clip_norm is None and promises.clip_norm is not None:
-        return replace(task, clip_norm=promises.clip_norm)
-    return task
 
 
 def promised_scaling(scaling: LossScale, promises: Promises) -> LossScale:

@@ -1,6 +1,7 @@
 """The rule that makes updates of gradients: the optimizer's, as a backend promises to follow it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,7 +14,6 @@ from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.errors import update_errors
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
-from mpcompare.verdict.examine.loss_scale import promised_task
 from mpcompare.verdict.examine.seen import Seen
 from mpcompare.verdict.judge.drive import KnownMistake, UpdateError
 
@@ -22,12 +22,14 @@ class UpdateRule:
     """The updates that follow from gradients.
 
     Attributes:
-        task: as the backend promises to clip it.
+        task: clipped as the backend promises to where the task clips nothing.
         replay: the optimizer in float64, in the arithmetic that the backend promises.
     """
 
     def __init__(self, task: Task, precision: Precision, promises: Promises) -> None:
-        self.promises, self.task = promises, promised_task(task, promises)
+        if task.clip_norm is None and promises.clip_norm is not None:
+            task = replace(task, clip_norm=promises.clip_norm)
+        self.promises, self.task = promises, task
         coarse = Coarse(promises.coarse_weights, promises.coarse_moments) if promises.coarse else IN_FP32
         self.replay = task.optimizer.replay(coarse)
         self.compute = torch_dtype(precision.storage)

@@ -5,7 +5,7 @@ The functions here are called by a :class:`Replay`, which knows the record and w
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,43 +58,67 @@ def half_of(module: nn.Module, call: Call) -> torch.dtype | None:
 
 
 @dataclass
-class ForcedLayer:
-    """A layer, and its own forward as a function of flat inputs and parameters."""
+class At:
+    """The place of one forced call: of the output of the network, or of a part of it, or of a layer."""
+
+    replay: Any  # the :class:`Replay` that makes it
+    name: str
+    number: int
+    call: Call
+    differentiates = True  # The network wants gradients there. Within its own ``no_grad`` it wants none.
+
+
+@dataclass
+class ForcedLayer(At):
+    """The call of a layer."""
 
     module: nn.Module
-    forward: Callable[[list[Any], Params], list[Any]]
-    sources: frozenset[str] = frozenset()  # the names of the parameters that hooks compute a weight from
+    forward: Callable[[list[Any], Params], list[Any]]  # its own, as a function of flat inputs and parameters
+    sources: frozenset[str]  # the names of the parameters that hooks compute a weight from
+    differentiates: bool = True
 
-    def operands(self, call: Call, replay: Any) -> tuple[list[Any], dict[str, Tensor]]:
-        """Returns the operands of a call: the recorded inputs, and the parameters as they were held. A
-        layer of products whose output has 16 bits rounds both to them first."""
-        half, dtype = half_of(self.module, call), self.dtype(call, replay)
+    def __post_init__(self) -> None:
+        self.half = half_of(self.module, self.call)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which the call is computed: that of the replay, but for torch's products of 16-bit numbers.
+        Those are exact in fp32, and their sums are off by about 2^-24 of their terms, as the backend's own. So is an
+        activation of 16-bit numbers, and a weight that a hook computes is not."""
+        module, call = self.module, self.call
+        if isinstance(module, PRODUCTS) and is_torchs(module) and self.half is not None and not self.sources:
+            return torch.float32
+        numbers = [t.dtype in HALF for t in (*call.inputs, *call.outputs) if is_real(t)]
+        activation = type(module).__module__ == nn.GELU.__module__ and not call.held and all(numbers)
+        return torch.float32 if activation else cast(torch.dtype, self.replay.dtype)
+
+    def operands(self) -> tuple[list[Any], dict[str, Tensor]]:
+        """Returns the operands: the recorded inputs, and the parameters as they were held. A layer of products whose
+        output has 16 bits rounds both to them first."""
+        replay, dtype = self.replay, self.dtype
 
         def taken(t: Tensor) -> Tensor:
             with torch._C.DisableTorchFunction():  # no cast of the network's
-                return replay.operand(_in_format(t, half).to(dtype))
+                return replay.operand(self._recorded(t).to(dtype))
 
-        values = [taken(v).requires_grad_() if is_real(v) else v for v in call.inputs]
+        values = [taken(v).requires_grad_() if is_real(v) else v for v in self.call.inputs]
         params = {}
         for name, p in self.module.named_parameters():
-            cast = replay.weights.cast(p, self._stored(name, call), dtype)
-            params[name] = replay.operand(cast).requires_grad_(p.requires_grad)
+            operand = replay.weights.cast(p, self._stored(name), dtype)
+            params[name] = replay.operand(operand).requires_grad_(p.requires_grad)
         return values, params
 
-    def free(self, values: Sequence[Any], params: Params, call: Call) -> None:
+    def free(self, values: Sequence[Any], params: Params) -> None:
         """Frees the operands until backward."""
-        for value, _ in _copies(values, call):
-            free(value)
-        for operand in params.values():
+        for operand in (*(value for value, _ in self._copies(values)), *params.values()):
             free(operand)
 
-    def fill(self, values: Sequence[Any], params: Params, call: Call, replay: Any) -> None:
+    def fill(self, values: Sequence[Any], params: Params) -> None:
         """Puts their numbers back."""
-        half = half_of(self.module, call)
-        for value, recorded in _copies(values, call):
-            fill(value, _in_format(recorded, half), replay.operand)
+        for value, recorded in self._copies(values):
+            fill(value, self._recorded(recorded), self.replay.operand)
         for name, p in self.module.named_parameters():
-            fill(params[name], replay.weights.numbers(p, self._stored(name, call)), replay.operand)
+            fill(params[name], self.replay.weights.numbers(p, self._stored(name)), self.replay.operand)
 
     def marks(self, params: Params) -> dict[str, tuple[int, float]]:
         """Returns marks of the parameters. A mark changes when the layer's forward writes the parameter. Torch's own
@@ -102,84 +126,68 @@ class ForcedLayer:
         own = {} if is_torchs(self.module) else params
         return {name: (p.data_ptr(), float(spread(p, FEW).double().sum())) for name, p in own.items()}
 
-    def copied(self, call: Call, replay: Any) -> set[str]:
-        """Returns the names of the parameters of which a call made copies in 16 bits, and which the network also uses
+    def copied(self) -> set[str]:
+        """Returns the names of the parameters of which the call made copies in 16 bits, and which the network also uses
         outside of layers. It may write into them before backward, as hooks that add noise to weights do."""
-        half, weights = half_of(self.module, call), replay.weights
-        cast = [each for each in self.module.named_parameters() if half not in (None, call.held.get(each[0]))]
-        return {name for name, p in cast if weights.names[id(p)] in weights.between}
+        weights, held = self.replay.weights, self.call.held
+        copied = [(n, p) for n, p in self.module.named_parameters() if self.half not in (None, held.get(n))]
+        return {name for name, p in copied if weights.names[id(p)] in weights.between}
 
-    def note_in_fp32(self, name: str, full: str, terms: float, replay: Any) -> None:
-        """Notes that a parameter, ``full`` in the network, is held in fp32, with the number of its gradient's terms."""
-        if name == "weight" and not isinstance(self.module, (nn.Embedding, nn.EmbeddingBag)):
-            replay.gains.add(full)
-        elif not list(self.module.children()):  # the terms below an activation of its own are not known
-            replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
-
-    def dtype(self, call: Call, replay: Any) -> torch.dtype:
-        """Returns the dtype in which a call is computed: that of the replay, but for torch's products of 16-bit
-        numbers. Those are exact in fp32, and their sums are off by about 2^-24 of their terms, as the backend's own.
-        So is an activation of 16-bit numbers, and a weight that a hook computes is not."""
-        half = half_of(self.module, call)
-        if isinstance(self.module, PRODUCTS) and is_torchs(self.module) and half is not None and not self.sources:
-            return torch.float32
-        numbers = [t.dtype in HALF for t in (*call.inputs, *call.outputs) if is_real(t)]
-        activation = type(self.module).__module__ == nn.GELU.__module__ and not call.held and all(numbers)
-        return torch.float32 if activation else replay.dtype
-
-    def summed(self, name: str, grad: Tensor, arriving: Sequence[Tensor], replay: Any) -> Tensor:
-        """Returns the gradient of a parameter in an exact replay. oneDNN adds up the terms of a convolution's bias one
-        by one, in fp32. Before a norm they cancel, so they are summed in float64."""
-        module, inexact = self.module, replay.dtype is torch.float64 and grad.dtype is torch.float32
-        if not (inexact and name == "bias" and isinstance(module, nn.modules.conv._ConvNd) and is_torchs(module)):
-            return grad
-        (g,) = arriving
-        channels = g.dim() - len(module.kernel_size) - 1
-        return g.double().sum([at for at in range(g.dim()) if at != channels])
-
-    def add_gradients(
-        self, params: Params, found: Iterator[Tensor | None], arrived: Sequence[Tensor], at: "At"
-    ) -> None:
+    def add_gradients(self, params: Params, found: Iterator[Tensor | None], arrived: Sequence[Tensor]) -> None:
         """Adds the gradients of the parameters to their sums.
 
         Args:
             found: yields them; one whose parameter requires none is left out.
             arrived: the gradients that arrived at the outputs.
         """
-        call, replay = at.call, at.replay
+        replay, held = self.replay, self.call.held
         names = {name: replay.weights.names[id(p)] for name, p in self.module.named_parameters()}
         for name, p in params.items():
             full = names[name]
             if p.requires_grad and (grad := next(found, None)) is not None:
-                grad = self.summed(name, grad, arrived, replay)
-                replay.sums.add(full, replay.in_full(grad), at.name, self.has_copy(call, name))
+                grad = self._summed(name, grad, arrived)
+                # All uses of a parameter may have one copy of it in 16 bits: autocast makes that for products, whatever
+                # format their layer returns.
+                has_copy = isinstance(self.module, MULTIPLY) or held.get(name) in HALF
+                replay.sums.add(full, replay.in_full(grad), self.name, has_copy)
                 del grad
-                if isinstance(self.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:
-                    terms = sum(g.numel() for g in arrived) / max(p.numel(), 1)
-                    self.note_in_fp32(name, full, terms, replay)
+                if isinstance(self.module, STAY_IN_FP32) and held.get(name) is torch.float32:
+                    self._note_in_fp32(name, full, sum(g.numel() for g in arrived) / max(p.numel(), 1))
             replay.hand_on(replay.sums.counted(full))
 
-    def has_copy(self, call: Call, name: str) -> bool:
-        """Returns whether all uses of a parameter may have one copy of it in 16 bits: autocast makes that for products,
-        whatever format their layer returns."""
-        return isinstance(self.module, MULTIPLY) or call.held.get(name) in HALF
+    def _summed(self, name: str, grad: Tensor, arriving: Sequence[Tensor]) -> Tensor:
+        """Returns the gradient of a parameter in an exact replay. oneDNN adds up the terms of a convolution's bias one
+        by one, in fp32. Before a norm they cancel, so they are summed in float64."""
+        module, inexact = self.module, self.replay.dtype is torch.float64 and grad.dtype is torch.float32
+        if not (inexact and name == "bias" and isinstance(module, nn.modules.conv._ConvNd) and is_torchs(module)):
+            return grad
+        (g,) = arriving
+        channels = g.dim() - len(module.kernel_size) - 1
+        return g.double().sum([at for at in range(g.dim()) if at != channels])
 
-    def _stored(self, name: str, call: Call) -> torch.dtype | None:
+    def _note_in_fp32(self, name: str, full: str, terms: float) -> None:
+        """Notes that a parameter, ``full`` in the network, is held in fp32, with the number of its gradient's terms."""
+        replay = self.replay
+        if name == "weight" and not isinstance(self.module, (nn.Embedding, nn.EmbeddingBag)):
+            replay.gains.add(full)
+        elif not list(self.module.children()):  # the terms below an activation of its own are not known
+            replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
+
+    def _stored(self, name: str) -> torch.dtype | None:
         """Returns the format to which a parameter is rounded first. Where a hook computes a weight of it, it stays as
         it was held, and the weight is rounded."""
-        return (None if name in self.sources else half_of(self.module, call)) or call.held.get(name)
+        return (None if name in self.sources else self.half) or self.call.held.get(name)
 
+    def _recorded(self, value: Tensor) -> Tensor:
+        """Returns a recorded tensor, rounded to 16 bits where the layer multiplies in them."""
+        return value.detach().to(self.half or value.dtype)
 
-@dataclass
-class At:
-    """The place of one forced call: of a layer, or of the output of the network or a part of it, which has no layer."""
-
-    replay: Any  # the :class:`Replay` that makes it
-    name: str
-    number: int
-    call: Call
-    layer: ForcedLayer | None = None
-    differentiates: bool = True  # The network wants gradients there. Within its own ``no_grad`` it wants none.
+    def _copies(self, values: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the operands that are copies of recorded inputs, with these: one of the same dtype may be the
+        input."""
+        for value, recorded in zip(values, self.call.inputs, strict=False):
+            if is_real(value) and value.untyped_storage().data_ptr() != recorded.untyped_storage().data_ptr():
+                yield value, recorded
 
 
 class Forced(torch.autograd.Function):
@@ -188,7 +196,8 @@ class Forced(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, token: Tensor, at: At, *xs: Any):  # type: ignore[no-untyped-def]
         ctx.set_materialize_grads(False)
-        ctx.at, replay, name, number, call, layer = at, at.replay, at.name, at.number, at.call, at.layer
+        ctx.at, replay, name, number, call = at, at.replay, at.name, at.number, at.call
+        layer = at if isinstance(at, ForcedLayer) else None
         replay.whose("", name)
         if layer is None:
             ctx.values, ctx.params, ctx.results = list(xs), {}, list(xs)
@@ -201,7 +210,7 @@ class Forced(torch.autograd.Function):
             if name in replay.known:
                 replay.known.forward(name)
                 return tuple(replay.operand(_as(y, replay.dtype)) for y in call.outputs)
-            ctx.values, ctx.params = layer.operands(call, replay)
+            ctx.values, ctx.params = layer.operands()
             if not any(call.passes):  # positions and masks are no quantities that a precision rounds
                 replay.passing("constant")
             replay.whose("forward", name)
@@ -209,7 +218,7 @@ class Forced(torch.autograd.Function):
             with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
                 ctx.results = layer.forward(ctx.values, ctx.params)
             written = {name for name, mark in layer.marks(ctx.params).items() if mark != marks[name]}
-            written |= layer.copied(call, replay)
+            written |= layer.copied()
             replay.whose("", name)
         for place, (recorded, y) in enumerate(zip(call.outputs, ctx.results, strict=False)):
             if is_real(recorded) and is_real(y):
@@ -231,7 +240,7 @@ class Forced(torch.autograd.Function):
         untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
         if layer is not None:
             if not in_backward():  # where a checkpoint makes the operands again, backward needs these
-                layer.free(ctx.values, {name: p for name, p in ctx.params.items() if name not in written}, call)
+                layer.free(ctx.values, {name: p for name, p in ctx.params.items() if name not in written})
             ctx.mark_non_differentiable(*untracked)
             replay.whose("forward", "")
         ctx.results = [_end(y, layer is None) if is_real(y) else None for y in ctx.results]
@@ -239,7 +248,7 @@ class Forced(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *arriving: Any):  # type: ignore[no-untyped-def]
-        replay, call, layer = ctx.at.replay, ctx.at.call, ctx.at.layer
+        replay, call, layer = ctx.at.replay, ctx.at.call, ctx.at if isinstance(ctx.at, ForcedLayer) else None
         replay.whose("", ctx.at.name)
         exact = [None if g is None else replay._unscaled(g) for g in arriving]
         if layer is None:
@@ -259,7 +268,7 @@ class Forced(torch.autograd.Function):
                     seen = _as(recorded, replay.dtype).div_(replay.factors[-1])
                 taken = replay.operand(seen)
                 taken = taken if replay.kept == 1 else taken * replay.kept
-                taken = taken if layer is None else taken.to(layer.dtype(call, replay))
+                taken = taken if layer is None else taken.to(layer.dtype)
             stored = call.outputs[place].dtype
             right = replay.zero.new_zeros(end.shape) if g is None else g
             point = Point("gradient", ctx.at.name, ctx.at.number, place, layer is None)
@@ -274,7 +283,7 @@ class Forced(torch.autograd.Function):
         numbers = [v for v in ctx.values if is_real(v)]
         params = [p for p in ctx.params.values() if p.requires_grad]
         wanted = numbers + params
-        layer.fill(ctx.values, ctx.params, call, replay)
+        layer.fill(ctx.values, ctx.params)
         replay.whose("backward", ctx.at.name)
         places = [end.place for end in ends]
         edges = list(map(get_gradient_edge, wanted))  # with them torch takes no mode off: see ``backward``
@@ -286,8 +295,8 @@ class Forced(torch.autograd.Function):
                 passed = replay._unscaled(g)
                 replay.tell(Point("back", ctx.at.name, ctx.at.number, place), passed, passed, torch.float32)
         del params, wanted
-        layer.free((), ctx.params, call)
-        layer.add_gradients(ctx.params, found, grads, ctx.at)
+        layer.free((), ctx.params)
+        layer.add_gradients(ctx.params, found, grads)
         ctx.results = ctx.values = ctx.params = None
         replay.whose("backward", f"before {ctx.at.name}")
         return (None,) * 2 + back
@@ -314,18 +323,6 @@ def _itself(saved: Tensor) -> Tensor:
     """Stands in the place of a checkpoint's hooks within a layer. The layer has a graph of its own, and for each
     backward through another graph a checkpoint computes all of its layers once more."""
     return saved
-
-
-def _in_format(recorded: Tensor, half: torch.dtype | None) -> Tensor:
-    """Returns a recorded tensor, rounded to ``half`` where that is a format."""
-    return recorded.detach().to(half or recorded.dtype)
-
-
-def _copies(values: Sequence[Any], call: Call) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the operands that are copies of recorded inputs, with these: one of the same dtype may be the input."""
-    for value, recorded in zip(values, call.inputs, strict=False):
-        if is_real(value) and value.untyped_storage().data_ptr() != recorded.untyped_storage().data_ptr():
-            yield value, recorded
 
 
 def factor_of(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None], known: Sequence[float]) -> float:

@@ -349,8 +349,7 @@ class Replay:
 
             assert call.spec is not None
             self._note_casts(f"input {name}")
-            own = ForcedLayer(module, layer, hooks.sources)
-            at = At(self, name, number, call, own, torch.is_grad_enabled())
+            at = ForcedLayer(self, name, number, call, module, layer, hooks.sources, torch.is_grad_enabled())
             outputs = list(Forced.apply(self._token(flat, module), at, *flat))
             self.passed_on(name, outputs)
             return tree_unflatten(outputs, call.spec)

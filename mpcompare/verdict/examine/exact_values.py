@@ -58,6 +58,13 @@ class ExactValues:
                 self.clean = None
         return self.shared.once(name, lambda: function(self.problem, *arguments))
 
+    def there_and_here(self, name: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any] | None:
+        """Returns the value as it is where no backend has been, and as this process computes it; None where there is no
+        such process."""
+        if self.clean is None:
+            return None
+        return self.once(name, function, *arguments), function(self.problem, *arguments)
+
     def _make(self, clean: CleanProcess) -> None:
         """Makes the problem there. Raises CleanProcessError where it is another one: nobody else shall have values of
         ours then."""

@@ -19,7 +19,7 @@ def values():
     device = torch.device("cpu")
     problem = Problem(TASK.new_model(0, device), TASK.loss_fn, [make_batch(TASK, device)])
     few = _few_rows(problem, BF16)
-    return SimpleNamespace(once=lambda name, *_: few, clean="another process", problem=problem)
+    return SimpleNamespace(there_and_here=lambda name, function, *arguments: (few, function(problem, *arguments)))
 
 
 def test_a_function_of_torch_that_was_replaced_is_found(monkeypatch):

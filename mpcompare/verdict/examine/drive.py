@@ -51,8 +51,8 @@ class Driver:
         """
         self.subject, self.with_oracle = subject, with_oracle
         self.backend = subject.make_backend(subject.examined, scaling)
-        self.rule = subject.rule_of(self.backend)
-        self.policy, self.rates = ExpectedScale(scaling, self.rule.promises), subject.task.new_rates()
+        self.rule, self.rates = subject.rule_of(self.backend), subject.task.new_rates()
+        self.policy = ExpectedScale(scaling, self.rule.promises)
         self.loaded: Remembered | None = None  # until the first update
         self.found = Drive()
         self.updates: list[Seen] = []  # in part
@@ -118,9 +118,8 @@ class Driver:
 
     def _step(self, batch: Batches) -> Seen:
         backend, lr, task = self.backend, float(self.rates.now), self.rule.task
-        before, scale = Stored(backend.master_params()), float(backend.loss_scale())
-        buffers = Stored(backend.buffers())
-        walk = Walk(backend, batch, lr)
+        walk, scale = Walk(backend, batch, lr), float(backend.loss_scale())
+        before, buffers = Stored(backend.master_params()), Stored(backend.buffers())
         draws_alike = forward_as_the_oracle(self.subject.exact, walk)
         walk.through("unscale")
         loss, grads = float(walk.loss), Stored(backend.grads())

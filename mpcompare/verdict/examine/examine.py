@@ -20,7 +20,6 @@ from typing import Any
 from mpcompare.contract import Stepper
 from mpcompare.precision import Precision
 from mpcompare.race.orders import Progress
-from mpcompare.tasks.task import with_values
 from mpcompare.verdict.examine.again import again
 from mpcompare.verdict.examine.aged import age_of, aged
 from mpcompare.verdict.examine.attempts import Attempts
@@ -131,7 +130,7 @@ def _first(subject: Subject) -> Driver:
 def _at_the_end(subject: Subject, stepper: Stepper, rows: StepRows, attempts: Attempts, counts: bool) -> None:
     """Looks at what training left, and takes the step that follows; ``counts`` is whether exponents are counted."""
     trained, batch = stepper.backend, next(islice(subject.batches(), rows[-1]["step"], None))
-    network = with_values(subject.model, trained.master_params(), trained.buffers())
+    network = subject.network(trained.master_params(), trained.buffers())
     attempts.found["buffers"] = buffers_of_backend(subject.model, trained)
     attempts.found["held_out"] = subject.held_out_by(trained)
     nothing = {"last": Gradients(math.nan, math.nan, math.nan)}

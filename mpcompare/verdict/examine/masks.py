@@ -14,7 +14,6 @@ from typing import Any
 from torch import nn
 
 from mpcompare.contract import Batches, Walk
-from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import EXAMINED, masks_depend_on_dtype, seed_step, state
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
@@ -50,7 +49,7 @@ def masks_of(subject: Subject, as_given: bool) -> Masks | None:
     """
     if not subject.exact.drawn:
         return None
-    drawn = _drawn_by(copy_of(subject.model), subject.task.loss_fn, subject.first_batch)
+    drawn = _drawn_by(subject.network(), subject.task.loss_fn, subject.first_batch)
     walk = begun(subject, subject.make_backend(subject.model, subject.scaling), through="forward")
     device = subject.first_batch[0][0].device
     training = state(device) == drawn[walk.in_one_piece] and not masks_depend_on_dtype(device)
@@ -89,7 +88,7 @@ def _samples(subject: Subject) -> MaskSamples:
 
 def _exact_samples(subject: Subject) -> dict[str, Any]:
     """Returns losses and slopes of the network's own steps, and the mean gradient of others, by which slopes are."""
-    network = copy_of(subject.model)
+    network = subject.network()
     direction: Params = {}
     losses, slopes = [], []
     for number in (*MEAN, *EXACT):

@@ -14,10 +14,9 @@ from mpcompare.loss_scale import LossScale
 from mpcompare.race.orders import Progress
 from mpcompare.race.timetable import NOISE
 from mpcompare.stored import Stored
-from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import seed_step, state
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import params_of, with_values
+from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.loss_scale import StepRows
@@ -52,7 +51,7 @@ def train_again(subject: Subject, rows: StepRows, number: int, of: int) -> Gener
     start = _moved_weights(subject, generator)
     first_x, first_y = next(subject.batches())[0]
     order = torch.randperm(len(first_x), generator=generator).to(first_x.device)
-    reorders = order_is_free(subject.model, task.loss_fn, first_x, first_y)
+    reorders = order_is_free(subject.network(), task.loss_fn, first_x, first_y)
     keeps_scale = any(row["skipped"] for row in rows)
     scaling = subject.scaling_at_start()
     if not keeps_scale:
@@ -93,7 +92,7 @@ def _moved_weights(subject: Subject, generator: torch.Generator) -> Stored:
 def _stepper(subject: Subject, start: Stored, scaling: LossScale) -> Stepper:
     """Returns a new backend with these weights at the beginning of training."""
     begin = subject.start
-    backend = subject.make_backend(with_values(subject.model, start, {}), scaling)
+    backend = subject.make_backend(subject.network(start), scaling)
     if begin is None:
         return Stepper(backend, subject.task.new_rates(0))
     scale = begin.state["loss_scale"]
@@ -102,10 +101,10 @@ def _stepper(subject: Subject, start: Stored, scaling: LossScale) -> Stepper:
     return Stepper(backend, subject.task.new_rates(begin.updates))
 
 
-def order_is_free(model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:
+def order_is_free(network: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:
     """Returns whether the loss of a batch's first rows is that of the same rows in reverse, as it is for every mean,
-    unless masks are drawn for the rows."""
-    network = widened(copy_of(model).double())
+    unless masks are drawn for the rows. The network is in float64 then."""
+    network = widened(network.double())
     x, y = x[:16], y[:16]
     x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
     with torch.no_grad():

@@ -11,7 +11,6 @@ from mpcompare.contract import Batches
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.precision import FORMATS, FP16
 from mpcompare.tasks.batch import each
-from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.verdict.examine.drive import Driver
 from mpcompare.verdict.examine.oracle import Exact
@@ -29,7 +28,7 @@ def overflow(subject: Subject) -> Drive | None:
     if not subject.scaling.scales:
         return None
     _, *follow = subject.first_batches
-    if infinite := _infinite(subject.examined, follow[2]):
+    if infinite := _infinite(subject, follow[2]):
         follow.insert(2, infinite)
     scaling = _too_large(subject.scaling, subject.exact.largest)
     driver = Driver(subject, scaling).through(follow)
@@ -47,7 +46,7 @@ def infinite_input(subject: Subject, driver: Driver) -> Drive | None:
     Args:
         driver: that of the pass ``first``, which is over: the weights become NaN.
     """
-    infinite = _infinite(subject.examined, subject.first_batch)
+    infinite = _infinite(subject, subject.first_batch)
     if subject.scaling.scales or infinite is None or not _moves_by_nan(subject.task.optimizer):
         return None
     return driver.one_more(infinite)
@@ -60,7 +59,7 @@ def _moves_by_nan(optimizer: Optimizer) -> bool:
     return bool(change != 0)
 
 
-def _infinite(network: nn.Module, batch: Batches) -> Batches | None:
+def _infinite(subject: Subject, batch: Batches) -> Batches | None:
     """Returns the batch with an infinite input in one micro-batch (if there are several, it must not be forgotten);
     None where inputs are whole numbers, or the network makes whole numbers of them, such as that of a branch."""
     (x, y), *others = batch
@@ -69,7 +68,7 @@ def _infinite(network: nn.Module, batch: Batches) -> Batches | None:
     infinite = each(lambda t: torch.full_like(t, math.inf) if t.is_floating_point() else t, x)
     try:
         with torch.no_grad():
-            copy_of(network)(infinite[:4])
+            subject.network()(infinite[:4])
     except (ArithmeticError, ValueError, LookupError, RuntimeError):
         return None
     return [(infinite, y), *others]

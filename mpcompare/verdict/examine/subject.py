@@ -1,12 +1,13 @@
 """The subject of an examination: a maker of backends, the network, and the task."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from functools import cached_property
 from itertools import islice
+from types import MappingProxyType
 
-from torch import nn
+from torch import Tensor, nn
 
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.clean_process import CleanProcess
@@ -17,12 +18,14 @@ from mpcompare.promises import NOTHING, Promises
 from mpcompare.shared import ALONE, Shared
 from mpcompare.tasks.draws import with_shared_masks
 from mpcompare.tasks.groups import by_names
-from mpcompare.tasks.task import Params, Task
+from mpcompare.tasks.task import Params, Task, with_values
 from mpcompare.verdict.examine.exact_values import ExactValues, Lent, Problem
 from mpcompare.verdict.examine.loss_scale import promised_scaling
 from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.update_rule import UpdateRule
 from mpcompare.verdict.judge.held_out import HeldOut
+
+GIVEN: Mapping[str, Tensor] = MappingProxyType({})  # by name
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ class Subject:
     # a process in which no backend has been, where these are computed; None: they are computed here
     clean: CleanProcess | None = None
     seed: int = 0  # the seed of the run, on which the random numbers of its training steps depend
+
+    def network(self, params: Mapping[str, Tensor] = GIVEN, buffers: Mapping[str, Tensor] = GIVEN) -> nn.Module:
+        """Returns a copy of the network with these parameters and buffers, and else with its initial ones."""
+        return with_values(self.model, params, buffers)
 
     def held_out_by(self, backend: Backend) -> HeldOut | None:
         """Returns loss and accuracy on held-out samples of the weights and buffers that a backend has now."""

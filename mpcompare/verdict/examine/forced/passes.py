@@ -15,7 +15,7 @@ from torch import nn
 from mpcompare.contract import Batches, Walk, called_module, watched_products
 from mpcompare.instruments import heap
 from mpcompare.stored import Stored
-from mpcompare.tasks.task import sharing_parameters, with_values
+from mpcompare.tasks.task import sharing_parameters
 from mpcompare.verdict.examine.drive import RETRIES
 from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.choices import made_by
@@ -44,7 +44,7 @@ def layers_of_first_step(subject: Subject, sharp: bool = False) -> Layers | None
     """
     network = subject.model
     if sharp:
-        network = with_values(network, sharp_weights(subject.exact_values, subject.precision), {})
+        network = subject.network(sharp_weights(subject.exact_values, subject.precision))
     backend: Any = subject.make_backend(network, subject.scaling)
     if called_module(backend) is None and watched_products(backend) is None:
         return None

@@ -12,8 +12,8 @@ from torch import nn
 
 from mpcompare import generators
 from mpcompare.errors import InputError, check_whole
-from mpcompare.verdict.examine.forced.collected import put_back_collected
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
+from mpcompare.verdict.examine.forced.hooks import put_back_collected
 from mpcompare.verdict.judge.check import listed
 from mpcompare.verdict.judge.limits import COARSEST
 from mpcompare.watching import expecting

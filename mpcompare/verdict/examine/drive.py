@@ -17,13 +17,12 @@ from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
 from mpcompare.tasks.task import buffers_of, with_values
 from mpcompare.verdict.examine.buffers import step_errors
-from mpcompare.verdict.examine.effective_precision import effective_precision
 from mpcompare.verdict.examine.errors import clip_errors
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.idle import moved as moved_ones
 from mpcompare.verdict.examine.loss_scale import ExpectedScale, promised_scaling
 from mpcompare.verdict.examine.masks import forward_as_the_oracle
-from mpcompare.verdict.examine.new_step import compared, new_step
+from mpcompare.verdict.examine.new_step import compared, effective_precision, new_step
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.seen import FROM_THE_START, Remembered, Seen, all_finite, moved, said_norm
 from mpcompare.verdict.examine.subject import Subject

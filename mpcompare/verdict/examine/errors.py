@@ -9,7 +9,6 @@ from torch import Tensor
 from mpcompare.clipping import factor_of_norm
 from mpcompare.instruments import heap
 from mpcompare.tasks.optimizers import UpdateReplay
-from mpcompare.verdict.examine.at_random import far_from
 from mpcompare.verdict.examine.numerics import SKETCH, chunks, spread, total_norm
 from mpcompare.verdict.examine.seen import Seen
 from mpcompare.verdict.judge.accumulation import MicroBatches
@@ -17,6 +16,8 @@ from mpcompare.verdict.judge.drive import Clip, ClipFactor, UpdateError
 from mpcompare.verdict.judge.errors import Errors, GradientError
 
 UNIT_ROUNDOFF = 2.0**-24  # of fp32: rounding changes a number by at most this, relatively
+DIGITS = 8  # of bf16
+HALF = 0.45  # of a gap: an error of the exact number does not decide where it went
 
 
 def gradient_errors(grads: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Errors:
@@ -123,6 +124,18 @@ def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor,
     bound = (before + step).abs_()
     bound = (bound if coarse == 1 else bound.mul_(coarse)).add_(magnitude).mul_(UNIT_ROUNDOFF).add_(2.0**-149)
     return largest((after - before).sub_(step).abs_().div_(bound))
+
+
+def far_from(exact: Tensor, new: Tensor) -> tuple[int, float]:
+    """Returns how many elements of ``new`` are beyond half a gap of bf16 from the ``exact`` ones, that is, went to the
+    farther one of their two neighbours; and how many rounding at random leaves there on average. It takes the farther
+    neighbour as often as the exact number is away from the nearer one, in gaps. Both float64; numbers next to a
+    neighbour, and halfway, are left out."""
+    gap = torch.ldexp(torch.ones_like(exact), torch.frexp(exact).exponent - DIGITS)
+    nearer = (exact - exact.div(gap).round_().mul_(gap)).abs_().div_(gap)
+    counts = nearer < HALF
+    far = counts & ((new - exact).abs_() > gap / 2)
+    return int(far.sum()), float(nearer[counts].sum())
 
 
 def clip_errors(

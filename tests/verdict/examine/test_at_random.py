@@ -8,7 +8,7 @@ from support.tasks import make_task
 
 from mpcompare.backends.peers.bf16_weights import Bf16Weights
 from mpcompare.promises import Promises
-from mpcompare.verdict.examine.at_random import far_from
+from mpcompare.verdict.examine.errors import far_from
 
 TASK = make_task(in_features=30, hidden=[24], samples=32 * 12, momentum=0.9)
 

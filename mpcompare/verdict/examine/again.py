@@ -11,7 +11,6 @@ from torch import Tensor
 from mpcompare.contract import State
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED
-from mpcompare.tasks.task import buffers_of, params_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.new_step import begun, starts_anew
 from mpcompare.verdict.examine.subject import Subject
@@ -24,7 +23,7 @@ def again(subject: Subject, backend: Any) -> Again:
     Args:
         backend: one that nobody needs any more; it loads the initial weights.
     """
-    state = starts_anew(backend, params_of(subject.examined), buffers_of(subject.examined))
+    state = starts_anew(backend, subject.examined)
     other = EXAMINED if subject.exact.drawn else EXAMINED + 1
     first, second = (_gradients(backend, state, subject, number) for number in (EXAMINED, other))
     apart = {

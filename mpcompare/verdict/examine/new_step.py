@@ -16,7 +16,7 @@ from mpcompare.dtypes import torch_dtype
 from mpcompare.precision import PRECISIONS, Precision
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
-from mpcompare.tasks.task import Params
+from mpcompare.tasks.task import Params, buffers_of, params_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.errors import gradient_errors, micro_batches
 from mpcompare.verdict.examine.oracle import Exact, oracle
@@ -43,10 +43,10 @@ def new_step(subject: Subject, network: nn.Module, scale: float, batch: Batches,
     return Exact(loss, kept, dict(Stored(new.buffers())))
 
 
-def starts_anew(backend: Any, params: Params, buffers: Params) -> State:
-    """Returns the state from which a used backend begins anew: with these weights and buffers, a loss scale of 1, and
-    nothing in its optimizer. All else is a copy of what it has now."""
-    given: dict[str, Any] = {"params": params, "buffers": buffers, "optimizer": {}}
+def starts_anew(backend: Any, network: nn.Module) -> State:
+    """Returns the state from which a used backend begins anew: with the weights and buffers of a network, a loss scale
+    of 1, and nothing in its optimizer. All else is a copy of what it has now."""
+    given: dict[str, Any] = {"params": params_of(network), "buffers": buffers_of(network), "optimizer": {}}
     own = copy.deepcopy({kind: kept for kind, kept in backend.state_dict().items() if kind not in given})
     if "scale" in own["loss_scale"]:
         own["loss_scale"]["scale"] = 1.0

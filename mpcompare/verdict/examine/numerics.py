@@ -57,6 +57,19 @@ def finite_norm(tensors: Mapping[str, Tensor]) -> float:
     return math.sqrt(sum(square(x.double()) for t in tensors.values() for (x,) in chunks(t.detach())))
 
 
+def dimensions(errors: Tensor, square: float) -> float:
+    """Returns the number of dimensions in which errors vary, (tr C)^2 / tr C^2 with their covariance C.
+
+    Args:
+        errors: a sample in each row, float64. Two samples are independent, so the mean square of their product is
+            tr C^2.
+        square: the mean square of their norms, which is tr C.
+    """
+    pairs = max(math.comb(len(errors), 2), 1)  # a sample may choose another path, as experts do, and miss a layer
+    products = torch.triu(errors @ errors.T, diagonal=1).square().sum().item() / pairs
+    return max(square**2 / products, 1.0) if products else 1.0
+
+
 def total_norm(grads: Mapping[str, Tensor], norm_type: float) -> float:
     """Returns the norm of all gradients as one vector, in float64.
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mpcompare.tasks.batch import each
 from mpcompare.tasks.draws import as_examined
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import Params, buffers_of, params_of, with_values
+from mpcompare.tasks.task import with_values
 from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.new_step import begun, starts_anew
 from mpcompare.verdict.examine.subject import Subject
@@ -36,7 +36,7 @@ def padding(subject: Subject, backend: Any) -> Padding | None:
     exact = subject.exact_values.once("padding", _exact_values)
     if not exact:
         return None
-    backend.load_state_dict(starts_anew(backend, _zeros(subject.examined), buffers_of(subject.examined)))
+    backend.load_state_dict(starts_anew(backend, _of_zeros(subject.examined)))
     walk = begun(subject, backend, batch=[(_zero(x), y) for x, y in subject.first_batch])
     shown = backend.grads()
     finite = {name: bool(shown[name].isfinite().all()) for name in exact["finite"] if name in shown}
@@ -46,7 +46,7 @@ def padding(subject: Subject, backend: Any) -> Padding | None:
 def _exact_values(problem: Problem) -> dict[str, Any]:
     """Returns the loss of a few rows in fp32, and the names of the gradients that are finite; nothing where the network
     cannot be called with such numbers."""
-    network = with_values(problem.network, _zeros(problem.network), {})
+    network = _of_zeros(problem.network)
     x, y = problem.batch[0]
     try:
         loss = _loss(network, problem.loss_fn, _zero(x[:ROWS]), y[:ROWS])
@@ -75,8 +75,9 @@ def _zero(x: Any) -> Any:
     return each(lambda t: torch.zeros_like(t) if t.is_floating_point() else t, x)
 
 
-def _zeros(network: nn.Module) -> Params:
-    return {name: torch.zeros_like(p) for name, p in params_of(network).items()}
+def _of_zeros(network: nn.Module) -> nn.Module:
+    """Returns a copy of a network with weights of 0."""
+    return with_values(network, {name: torch.zeros_like(p) for name, p in network.named_parameters()}, {})
 
 
 class _Divides(TorchDispatchMode):

@@ -7,7 +7,7 @@ these errors is left.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from mpcompare.tasks.draws import EXAMINED, seed_step, without_masks
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.roundings import Roundings, in_operations
-from mpcompare.verdict.examine.numerics import chunks, sketch
+from mpcompare.verdict.examine.numerics import chunks, dimensions, sketch
 from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent, shares_of, unfrozen
 from mpcompare.verdict.judge.errors import RoundingError, RoundingErrors
 
@@ -106,18 +106,8 @@ class _Errors:
         """Returns the error, times ``share``, from the mean squares of all samples."""
         number = len(self.squares)
         square, part, along = (sum(each) / number for each in (self.squares, self.of_some, self.alongs))
-        dimensions = _dimensions(part, self.sketches)
-        return RoundingError(share * math.sqrt(square), dimensions, number, share * math.sqrt(along))
-
-
-def _dimensions(square: float, sketches: Sequence[Sequence[float]]) -> float:
-    """Returns the number of dimensions in which errors vary, from their mean square and their sketches.
-
-    Errors of two samples are independent, so the mean square of their product is tr C^2.
-    """
-    samples = torch.tensor(sketches, dtype=torch.float64)
-    products = torch.triu(samples @ samples.T, diagonal=1).square().sum().item() / math.comb(len(sketches), 2)
-    return max(square**2 / products, 1.0) if products else 1.0
+        varied = dimensions(torch.tensor(self.sketches, dtype=torch.float64), part)
+        return RoundingError(share * math.sqrt(square), varied, number, share * math.sqrt(along))
 
 
 class _Step:

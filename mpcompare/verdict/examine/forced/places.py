@@ -12,7 +12,7 @@ from torch import Tensor
 from mpcompare.dtypes import HALF
 from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.roundings import Roundings
-from mpcompare.verdict.examine.numerics import CHUNK, chunks, distance, finite_norm, stride_of
+from mpcompare.verdict.examine.numerics import CHUNK, chunks, dimensions, distance, finite_norm, stride_of
 from mpcompare.verdict.judge.errors import RoundingError
 
 BLIND = 0.02  # of the norm of a tensor, which roundings must be below for a few samples to be enough
@@ -184,11 +184,8 @@ class Errors:
             return RoundingError(0.0, 1.0, 1, 0.0)
         stacked = torch.stack(vectors)
         square = float(stacked.square().sum()) / len(vectors)
-        pairs = max(math.comb(len(vectors), 2), 1)  # a sample may choose another path, as experts do, and miss a layer
-        products = torch.triu(stacked @ stacked.T, diagonal=1).square().sum().item() / pairs
         weighed = some.weighed(exact)
         norm = float(weighed.norm())
         along = float((stacked @ weighed).square().mean().sqrt()) / norm if norm else 0.0
-        dimensions = max(square**2 / products, 1.0) if products else 1.0
         zeros = self.zeros[point] / len(vectors) / max(some.count(exact != 0), 1)
-        return RoundingError(math.sqrt(square), dimensions, len(vectors), along, zeros=zeros)
+        return RoundingError(math.sqrt(square), dimensions(stacked, square), len(vectors), along, zeros=zeros)

@@ -1,7 +1,8 @@
 """Passes that may stop with an error: what the others found stands all the same."""
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -11,7 +12,6 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 
 log = logging.getLogger(__name__)
 
-Y = TypeVar("Y")
 T = TypeVar("T")
 
 
@@ -24,32 +24,26 @@ class Attempts:
     # why a step cannot be replayed layer by layer, by name of the pass
     hidden: dict[str, str] = field(default_factory=dict)
 
-    def find(self, field: str, found: Callable[[], object], name: str = "") -> None:
-        """Takes a pass of this name, or that of its field; None is found where it stops."""
-        self.found[field] = self.take(name or field, found, None)
+    def find(self, field: str, found: Callable[..., object], *arguments: Any) -> None:
+        """Takes a pass with these arguments. What it finds is found by its name; None where it stops."""
+        self.found[field] = self.take(field, found, *arguments)
 
-    def take(self, name: str, found: Callable[[], T], otherwise: T) -> T:
-        """Returns what a pass finds, or ``otherwise`` where it stops. The next one has other tensors: freed memory goes
-        back to the system."""
+    def take(self, name: str, found: Callable[..., T], *arguments: Any) -> T | None:
+        """Returns what a pass finds; None where it stops."""
+        with self.at(name):
+            return found(*arguments)
+        return None
+
+    @contextmanager
+    def at(self, name: str) -> Iterator[None]:
+        """The pass of this name is taken while it is entered. An error ends the pass, and is no error of the others.
+        The next pass has other tensors: freed memory goes back to the system."""
         try:
-            return found()
+            yield
         except NotReplayedError as error:
             self.hidden[name] = str(error)
-            return otherwise
         except Exception as error:  # a backend, or a network, may raise anything
-            self._write(name, error)
-            return otherwise
+            self.stopped[name] = want_of_memory(error) or one_line(f"{type(error).__name__}: {error}")
+            log.warning("the pass %s of the examination stopped: %s", name, self.stopped[name], exc_info=error)
         finally:
             heap.trim()
-
-    def over(self, name: str, found: Generator[Y, Any, T], otherwise: T) -> Generator[Y, Any, T]:
-        """Does the same for a pass that yields its progress."""
-        try:
-            return (yield from found)
-        except Exception as error:
-            self._write(name, error)
-            return otherwise
-
-    def _write(self, name: str, error: Exception) -> None:
-        self.stopped[name] = want_of_memory(error) or one_line(f"{type(error).__name__}: {error}")
-        log.warning("the pass %s of the examination stopped: %s", name, self.stopped[name], exc_info=error)

@@ -13,7 +13,6 @@ attempts    takes the passes, each of which may stop with an error; has what the
 
 import math
 from collections.abc import Generator
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -67,8 +66,8 @@ def examine(
     of_tensors, longest_sum = layers(subject.examined, order, few, subject.task.batch_size)
     _at_the_start(subject, attempts)
     yield Progress(0, 1, "each layer")
-    start = attempts.take("layers", partial(layers_of_first_step, subject), None)
-    sharp = attempts.take("sharp", partial(layers_of_first_step, subject, sharp=True), None) if start else None
+    start = attempts.take("layers", layers_of_first_step, subject)
+    sharp = start and attempts.take("sharp", layers_of_first_step, subject, True)
     attempts.found["masks"] = masks_of(subject, start is None or start.as_given)
     attempts.found["rounding"] = {} if start and start.loss_is_replayed else _rounding(subject)
     yield Progress(0, 1, "gradients after training")
@@ -76,10 +75,11 @@ def examine(
     replays = {"first": start, "sharp": sharp, "last": attempts.found.pop("replay", None)}
     if subject.scaling.scales:
         yield Progress(0, 1, "overflow")
-    attempts.find("overflow", lambda: overflow(subject))
+    attempts.find("overflow", overflow, subject)
     yield Progress(0, 1, "a backend that is loaded")
-    attempts.find("resume", lambda: resume(subject))
-    runs = yield from attempts.over("noise", noise_runs(subject, rows, noise), [])
+    attempts.find("resume", resume, subject)
+    with attempts.at("noise"):
+        attempts.found["noise"] = yield from noise_runs(subject, rows, noise)
     task, optimizer = rule.task, rule.task.optimizer
     clips = task.clip_norm, task.clip_norm_type
     own_loss = task.loss == "model" or not isinstance(task.loss, str)
@@ -91,7 +91,6 @@ def examine(
         loss_scale=first_wrong_scale(subject.scaling_at_start(rule.promises), rows),
         moved=moved,
         moves=moves,
-        noise=runs,
         replays={name: layers for name, layers in replays.items() if layers},
         promises=rule.promises,
         lent=written(subject, attempts),
@@ -104,13 +103,14 @@ def examine(
 def _at_the_start(subject: Subject, attempts: Attempts) -> None:
     """Takes the passes of backends that have not trained."""
     driver = _first(subject)
-    age = attempts.take("aged", partial(age_of, driver), None)
+    age = attempts.take("aged", age_of, driver)
     attempts.found["first"] = driver.result()
-    attempts.find("infinite", partial(infinite_input, subject, driver), "infinite input")
-    attempts.find("again", partial(again, subject, driver.backend))
-    attempts.find("padding", partial(padding, subject, driver.backend))
+    attempts.found["infinite"] = attempts.take("infinite input", infinite_input, subject, driver)
+    attempts.find("again", again, subject, driver.backend)
+    attempts.find("padding", padding, subject, driver.backend)
     del driver  # its backend is freed before the next one is made
-    attempts.find("aged", lambda: age and aged(subject, age))
+    if age:
+        attempts.find("aged", aged, subject, age)
 
 
 def _first(subject: Subject) -> Driver:
@@ -134,11 +134,10 @@ def _at_the_end(subject: Subject, stepper: Stepper, rows: StepRows, attempts: At
     attempts.found["buffers"] = buffers_of_backend(subject.model, trained)
     attempts.found["held_out"] = subject.held_out_by(trained)
     nothing = {"last": Gradients(math.nan, math.nan, math.nan)}
-    attempts.found |= attempts.take("last", lambda: last(subject, stepper, rows, network, batch, attempts), nothing)
-    attempts.find("midway", lambda: midway(subject, stepper))
+    attempts.found |= attempts.take("last", last, subject, stepper, rows, network, batch, attempts) or nothing
+    attempts.find("midway", midway, subject, stepper)
     if counts:
-        counted = partial(exponents_of, subject, network, batch)
-        attempts.found["exponents"] = attempts.take("exponents", counted, dict[str, Any]())
+        attempts.found["exponents"] = attempts.take("exponents", exponents_of, subject, network, batch) or {}
 
 
 def _rounding(subject: Subject) -> RoundingErrors:

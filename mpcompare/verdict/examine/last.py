@@ -7,7 +7,6 @@ would hold of these numbers.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ def last(
         step = recorded_step(subject, trained, walk, batch, kept=rule.task.clip_norm is not None)
         gradients, buffers = compared(step.loss, step.grads, new), new.buffers
         del new  # before the replays
-        layers = attempts.take("layers after training", partial(layers_of, subject, walk, step), None)
+        layers = attempts.take("layers after training", layers_of, subject, walk, step)
         step.record.calls.clear()  # the hooks in the graph of the loss, which the backend keeps, know the record
         weights = params_of(trained)
         without = idle(trained, subject.task.loss_fn, batch, step.grads, weights)

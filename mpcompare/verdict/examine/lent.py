@@ -17,7 +17,7 @@ def written(subject: Subject, attempts: Attempts) -> list[str] | None:
     if not subject.lent:
         return None
     now = {**of_network(subject.model), **of_batch(subject.first_batch)}
-    patched = attempts.take("torch", lambda: patches_torch(subject.exact_values, subject.precision), False)
+    patched = bool(attempts.take("torch", patches_torch, subject.exact_values, subject.precision))
     return [name for name, before in subject.lent.items() if now[name] != before] + ["torch"] * patched
 
 

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
 from support.tasks import make_task
@@ -69,11 +68,10 @@ def test_a_mistake_that_another_pass_found_is_named():
 
 
 def test_an_interrupt_is_no_error_of_a_pass():
-    def interrupted():
-        raise KeyboardInterrupt
-
     attempts = Attempts()
-    with pytest.raises(KeyboardInterrupt):
-        attempts.take("resume", interrupted, None)
+    with pytest.raises(KeyboardInterrupt), attempts.at("resume"):
+        raise KeyboardInterrupt
     assert attempts.stopped == {}
-    assert attempts.take("resume", lambda: torch.ones(()), None) == 1
+    with attempts.at("resume"):
+        raise ValueError("no number")
+    assert attempts.stopped == {"resume": "ValueError: no number"}

@@ -45,10 +45,10 @@ def test_roundings_are_as_large_as_those_of_the_whole_tensor(name):
     errors.compare(point, exact.half(), exact, torch.float16)
     for roundings.sample in range(32):
         errors.sample(roundings, point, exact.float())
-    error, norm, _ = errors.errors[point]
-    assert 0 < error <= 2.0**-11 * norm
+    place = errors.places[point]
+    assert 0 < place.error <= 2.0**-11 * place.norm
     # An error is uniform within half a last digit: u / sqrt(3) just above a power of two, and half of that just below.
-    assert errors.rounding(point).error == pytest.approx(2.0**-11 / 3**0.5 * norm, rel=0.5)
+    assert place.rounding().error == pytest.approx(2.0**-11 / 3**0.5 * place.norm, rel=0.5)
 
 
 def test_a_gradient_that_overflows_where_nobody_needs_it_is_no_error():
@@ -57,16 +57,16 @@ def test_a_gradient_that_overflows_where_nobody_needs_it_is_no_error():
     seen[3] = torch.inf  # a sum of parts may overflow that cancel in the exact one
     errors = Errors(1)
     errors.compare(point := Point("gradient", "layer"), seen, exact, torch.float16)
-    assert errors.errors[point][0] == 0
+    assert errors.places[point].error == 0
     errors.compare(output := Point("output", "layer"), seen, exact, torch.float16)
-    assert errors.errors[output][0] == torch.inf
+    assert errors.places[output].error == torch.inf
 
 
 def test_infinities_of_a_mask_are_equal():
     exact = torch.tensor([1.0, -torch.inf, 2.0], dtype=torch.float64)
     errors, point = Errors(1), Point("output", "layer")
     errors.compare(point, exact + torch.tensor([0.5, 0.0, 0.0]), exact, torch.float16)
-    assert errors.errors[point][:2] == (0.5, 5**0.5)
+    assert (errors.places[point].error, errors.places[point].norm) == (0.5, 5**0.5)
     assert exact[1] == -torch.inf  # the network goes on with it
 
 
@@ -78,7 +78,7 @@ def test_zeros_of_exact_numbers_too_small_for_fp16_are_foreseen(dtype, share):
     errors.compare(point, exact, exact, dtype)
     for roundings.sample in range(4):
         errors.sample(roundings, point, exact.float() + 1e-3)
-    assert errors.rounding(point).zeros == share
+    assert errors.places[point].rounding().zeros == share
 
 
 def lost(terms, precision, zeros):
@@ -91,7 +91,7 @@ def lost(terms, precision, zeros):
     roundings.backward = True
     for roundings.sample in range(4):
         errors.sample(roundings, point, roundings.round_(terms.clone()).sum(0))
-    return errors.cancelled(point, roundings.u, len(terms))
+    return errors.places[point].cancelled(roundings.u, len(terms))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])

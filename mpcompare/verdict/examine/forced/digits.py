@@ -5,7 +5,7 @@ Each number is of one layer with the operands that the step had there, so that n
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpcompare.precision import FP16, Precision
 from mpcompare.verdict.examine.forced.call import Point
+from mpcompare.verdict.examine.forced.places import Place
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import computed
 from mpcompare.verdict.judge.digits import Digits
-from mpcompare.verdict.judge.errors import RoundingError
 
 MASK = 2.0**127  # numbers from here on stand for infinity, such as those of a mask
 VARIANCE = 3  # of a rounding that is uniform in +- u: u^2 / 3
@@ -91,34 +91,28 @@ def _operator(func: Any, args: Any) -> str:
     return "square" if squares else name
 
 
-def digits_of(
-    replay: Replay,
-    loss: float,
-    norms: Mapping[Point, float],
-    rounding: Callable[[Point], RoundingError],
-    ranges: Ranges,
-) -> dict[str, Digits]:
+def digits_of(replay: Replay, loss: float, compared: Mapping[Point, Place], ranges: Ranges) -> dict[str, Digits]:
     """Returns what 16 bits cost at each layer and in the work before it, in the order of forward.
 
     Args:
         replay: in float64, when it has run.
-        norms, rounding: of the exact tensor at each point, and what roundings make there.
+        compared: the places at which it was compared.
         ranges: of that replay.
     """
 
     def of(points: Iterable[Point]) -> tuple[float, float]:
         """Returns the error of some tensors as one vector, and the size of their terms, relative to their norm."""
-        known = [(norms[point], rounding(point)) for point in points if point in norms]
-        norm = math.hypot(*(n for n, _ in known))
-        terms = math.hypot(*(each.terms for _, each in known))
-        error = math.hypot(ranges.u * terms / math.sqrt(VARIANCE), *(each.error for _, each in known))
+        known = [compared[point] for point in points if point in compared]
+        norm, roundings = math.hypot(*(place.norm for place in known)), [place.rounding() for place in known]
+        terms = math.hypot(*(each.terms for each in roundings))
+        error = math.hypot(ranges.u * terms / math.sqrt(VARIANCE), *(each.error for each in roundings))
         return (error / norm, terms / norm) if norm else (math.inf if error else 0.0, 1.0)
 
     places: dict[tuple[str, str], list[Point]] = defaultdict(list)
-    for point in norms:
+    for point in compared:
         places[point.kind, point.layer].append(point)
     found: dict[str, Digits] = {}
-    for layer in dict.fromkeys(point.layer for point in norms if point.kind == "output"):
+    for layer in dict.fromkeys(point.layer for point in compared if point.kind == "output"):
         before = f"before {layer}"
         if before in ranges.beyond:
             output, terms = of(places["output" if layer == OUTPUT else "input", layer])

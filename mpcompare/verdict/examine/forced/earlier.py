@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from mpcompare.precision import Precision
 from mpcompare.verdict.examine.forced.call import Point
+from mpcompare.verdict.examine.forced.places import Place
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingErrors
 from mpcompare.verdict.judge.layers import Layers
 from mpcompare.verdict.judge.limits import COARSEST, K
@@ -33,17 +34,14 @@ class EarlierSteps:
         return None
 
 
-def carried_to_places(earlier: Layers, errors: Mapping[Point, tuple[float, float]]) -> dict[Point, PlaceError]:
-    """Returns the errors of a later step with roundings that are as large a part of the norm as in an earlier one.
-
-    Args:
-        errors: by place the error and the norm.
-    """
+def carried_to_places(earlier: Layers, places: Mapping[Point, Place]) -> dict[Point, PlaceError]:
+    """Returns the errors of a later step with roundings that are as large a part of the norm as in an earlier one."""
     found = {}
-    for point, (error, norm) in errors.items():
+    for point, later in places.items():
         place = earlier.places[_name(point)]
-        part = norm / place.norm
-        found[point] = replace(place, error=error, norm=norm, rounding=part * place.rounding, terms=part * place.terms)
+        part = later.norm / place.norm
+        rounding, terms = part * place.rounding, part * place.terms
+        found[point] = replace(place, error=later.error, norm=later.norm, rounding=rounding, terms=terms)
     return found
 
 

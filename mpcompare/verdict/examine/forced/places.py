@@ -64,86 +64,72 @@ class Some:
         return float(which.sum() if self.root is None else self.root[which].square().sum())
 
 
-class Errors:
-    """The errors of the record, and the roundings' at each point."""
+class Place:
+    """One place: the error of the record, and the errors that roundings alone make there.
 
-    def __init__(self, micro_batches: int) -> None:
-        self.micro_batches = micro_batches
-        self.errors: dict[Point, tuple[float, float, torch.dtype]] = {}
-        self.exact: dict[Point, Tensor] = {}
-        self.samples: dict[Point, list[Tensor]] = {}
-        self.terms: dict[Point, float] = {}
-        self.zeros: dict[Point, float] = {}  # elements that became 0, of all samples
-        self.lost: dict[Point, Tensor] = {}  # where a recorded gradient of a parameter is 0, and the exact one is not
-        self.moved: dict[Point, Tensor] = {}  # of each element of such a gradient how far roundings move it at most
-        self.some: dict[Point, Some] = {}
-        self.known: dict[Point, RoundingError] = {}  # but for their terms
-        self.loss_noise = 0.0
-        self.output: dict[tuple[int, int], Tensor] = {}  # by call and place
+    Attributes:
+        error, norm: how far the recorded tensor is from the exact one, and the norm of the exact one.
+        dtype: the dtype in which it was recorded.
+    """
 
-    def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
-        """Writes down how far a recorded tensor is from the exact one."""
-        exact, seen = exact.detach(), seen.detach()
-        error = distance({"": seen}, {"": exact})
-        if not math.isfinite(error):
+    def __init__(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+        self.kind, self.dtype = point.kind, dtype
+        self.error, self.norm = distance({"": seen}, {"": exact}), finite_norm({"": exact})
+        if not math.isfinite(self.error):
             # A gradient may overflow where nobody needs it, such as at a padding token, or below a ReLU that is off:
             # those of the parameters are finite here.
             stored = seen if point.kind == "gradient" else exact.to(dtype).to(exact.dtype)
-            error = distance({"": seen}, {"": torch.where(stored.isinf(), stored, exact)})
-        self.errors[point] = error, finite_norm({"": exact}), dtype
-        self.some[point] = Some.of(exact, ELEMENTS.get(point.kind, FEW))
-        self.exact[point] = self.some[point].taken(exact)
-        if point.kind == "parameter":
-            lost = (self.some[point].taken(seen) == 0) & (self.exact[point] != 0)
-            if bool(lost.any()):
-                self.lost[point], self.moved[point] = lost, torch.zeros_like(self.exact[point], dtype=torch.float64)
-        if point.whole and point.kind == "output":
-            self.output[point.call, point.place] = seen.to(exact.dtype)
-        elif point.whole:
-            z = self.output.pop((point.call, point.place))
-            self.loss_noise += FP32 * float((z * exact).norm() + z.abs().max() / self.micro_batches)
+            self.error = distance({"": seen}, {"": torch.where(stored.isinf(), stored, exact)})
+        self._some = Some.of(exact, ELEMENTS.get(point.kind, FEW))
+        self._exact = self._some.taken(exact)
+        self._samples: list[Tensor] = []
+        self._zeros = self._terms = 0.0  # elements that became 0, of all samples; how large the terms of sums are
+        # Where a recorded gradient of a parameter is 0, and the exact one is not. And how far roundings move each
+        # element of such a gradient at most. None where that is nowhere.
+        self._lost: tuple[Tensor, Tensor] | None = None
+        if point.kind == "parameter" and bool((lost := (self._some.taken(seen) == 0) & (self._exact != 0)).any()):
+            self._lost = lost, torch.zeros_like(self._exact, dtype=torch.float64)
+        self._known: RoundingError | None = None
 
-    def sample(self, roundings: Roundings, point: Point, exact: Tensor | None = None) -> None:
+    def sample(self, roundings: Roundings, exact: Tensor | None) -> None:
         """Writes down how far the exact tensor is moved by roundings; it is rounded once more as it is stored.
 
         Args:
             exact: as the operations of a sample make it; None: they round it once.
         """
-        if point not in self.exact:
-            return
-        right = self.exact[point]
-        some = roundings.round_(right.clone()) if exact is None else self.some[point].taken(exact.detach())
+        right = self._exact
+        some = roundings.round_(right.clone()) if exact is None else self._some.taken(exact.detach())
         moved = some.double() - right
         # Gradients are summed before they are stored. What an operator selected, and what no operand of 16 bits
         # moves, is rounded as it is stored. In fp32 the replay moves that a little, too.
         rounded = float(moved.norm()) > roundings.u / 16 * float(right.norm())
-        stored = point.kind in ("gradient", "parameter") or roundings.constant or not rounded
+        stored = self.kind in ("gradient", "parameter") or roundings.constant or not rounded
         kept = right
-        if self.errors[point][2] in HALF and stored:
+        if self.dtype in HALF and stored:
             some = roundings.round_(some)
             moved = some.double() - right
-            if point.kind == "parameter":  # whose zeros are judged
+            if self.kind == "parameter":  # whose zeros are judged
                 # Roundings of terms that cancel hide that the exact number is too small for the format.
                 kept = roundings.round_(right.clone())
-        lost = ((some == 0) | (kept == 0)) & (right != 0)
-        self.zeros[point] = self.zeros.get(point, 0.0) + self.some[point].count(lost)
-        self.samples.setdefault(point, []).append(self._moves(point, moved))
+        self._zeros += self._some.count(((some == 0) | (kept == 0)) & (right != 0))
+        self._samples.append(self._moves(moved))
+        self._known = None
 
-    def summed(self, point: Point, exact: Tensor, u: float) -> None:
+    def summed(self, exact: Tensor, u: float) -> None:
         """Writes down how large the terms of sums are, from how far the exact tensor is moved if each operand is
         rounded: a relative error uniform in +- u has the variance u^2 / 3."""
-        if point in self.exact:
-            moved = self._moves(point, self.some[point].taken(exact.detach()).double() - self.exact[point])
-            self.terms[point] = float(moved.norm()) * math.sqrt(3) / u
+        moved = self._moves(self._some.taken(exact.detach()).double() - self._exact)
+        self._terms = float(moved.norm()) * math.sqrt(3) / u
 
-    def _moves(self, point: Point, moved: Tensor) -> Tensor:
+    def _moves(self, moved: Tensor) -> Tensor:
         """Notes how far roundings move some elements, and returns that, weighed."""
         moved.nan_to_num_(0.0, 0.0, 0.0)
-        if point in self.lost:
-            self.moved[point] = torch.maximum(self.moved[point], moved.abs())
-        return self.some[point].weighed(moved)
+        if self._lost is not None:
+            lost, most = self._lost
+            self._lost = lost, torch.maximum(most, moved.abs())
+        return self._some.weighed(moved)
 
-    def cancelled(self, point: Point, u: float, number: float) -> float:
+    def cancelled(self, u: float, number: float) -> float:
         """Returns the share of the elements that are 0 in the record because the terms of a sum cancel.
 
         A rounding moves an element by about ``u / sqrt(3)`` times the size of its terms. Their sum in fp32 is off by
@@ -155,31 +141,19 @@ class Errors:
             u: the unit roundoff of the samples.
             number: the number of terms.
         """
-        if point not in self.lost:
+        if self._lost is None:
             return 0.0
-        right, some = self.exact[point], self.some[point]
-        in_fp32 = math.sqrt(3 * number) * FP32 / u * self.moved[point]
-        return some.count(self.lost[point] & (right.abs() <= in_fp32)) / max(some.count(right != 0), 1)
+        right, some, (lost, most) = self._exact, self._some, self._lost
+        in_fp32 = math.sqrt(3 * number) * FP32 / u * most
+        return some.count(lost & (right.abs() <= in_fp32)) / max(some.count(right != 0), 1)
 
-    def norms(self) -> dict[Point, float]:
-        """Returns the norm of the exact tensor at each point."""
-        return {point: norm for point, (_, norm, _) in self.errors.items()}
+    def rounding(self) -> RoundingError:
+        """Returns the error that roundings make, from the samples."""
+        self._known = self._known or self._rounding()
+        return replace(self._known, terms=self._terms)
 
-    def blind(self) -> bool:
-        """Returns whether roundings are a large part of some gradient or output that they do not make alone."""
-        errors = self.errors.items()
-        parts = [(self.rounding(point).error, norm) for point, (_, norm, _) in errors if point.kind != "back"]
-        return any(BLIND * norm < error < norm for error, norm in parts)
-
-    def rounding(self, point: Point) -> RoundingError:
-        """Returns the error that roundings make at a point, from the samples."""
-        known, number = self.known.get(point), len(self.samples.get(point, ()))
-        if known is None or known.samples != number:
-            known = self.known[point] = self._rounding(point)
-        return replace(known, terms=self.terms.get(point, 0.0))
-
-    def _rounding(self, point: Point) -> RoundingError:
-        vectors, some, exact = self.samples.get(point, []), self.some[point], self.exact[point].double()
+    def _rounding(self) -> RoundingError:
+        vectors, some, exact = self._samples, self._some, self._exact.double()
         if not vectors:
             return RoundingError(0.0, 1.0, 1, 0.0)
         stacked = torch.stack(vectors)
@@ -187,5 +161,40 @@ class Errors:
         weighed = some.weighed(exact)
         norm = float(weighed.norm())
         along = float((stacked @ weighed).square().mean().sqrt()) / norm if norm else 0.0
-        zeros = self.zeros[point] / len(vectors) / max(some.count(exact != 0), 1)
+        zeros = self._zeros / len(vectors) / max(some.count(exact != 0), 1)
         return RoundingError(math.sqrt(square), dimensions(stacked, square), len(vectors), along, zeros=zeros)
+
+
+class Errors:
+    """The errors of a record at all its places, and in its loss."""
+
+    def __init__(self, micro_batches: int) -> None:
+        self.micro_batches = micro_batches
+        self.places: dict[Point, Place] = {}
+        self.loss_noise = 0.0
+        self._outputs: dict[tuple[int, int], Tensor] = {}  # of the network, by call and place
+
+    def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+        """Writes down how far a recorded tensor is from the exact one."""
+        exact, seen = exact.detach(), seen.detach()
+        self.places[point] = Place(point, seen, exact, dtype)
+        if point.whole and point.kind == "output":
+            self._outputs[point.call, point.place] = seen.to(exact.dtype)
+        elif point.whole:
+            z = self._outputs.pop((point.call, point.place))
+            self.loss_noise += FP32 * float((z * exact).norm() + z.abs().max() / self.micro_batches)
+
+    def sample(self, roundings: Roundings, point: Point, exact: Tensor | None = None) -> None:
+        """Takes a sample of the roundings at a point that was compared: see :meth:`Place.sample`."""
+        if point in self.places:
+            self.places[point].sample(roundings, exact)
+
+    def summed(self, point: Point, exact: Tensor, u: float) -> None:
+        """Finds the size of the terms at a point that was compared: see :meth:`Place.summed`."""
+        if point in self.places:
+            self.places[point].summed(exact, u)
+
+    def blind(self) -> bool:
+        """Returns whether roundings are a large part of some gradient or output that they do not make alone."""
+        parts = [(place.rounding().error, place.norm) for place in self.places.values() if place.kind != "back"]
+        return any(BLIND * norm < error < norm for error, norm in parts)

@@ -6,7 +6,7 @@ a large tensor tell how large these are.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from mpcompare.verdict.examine.forced.earlier import (
 )
 from mpcompare.verdict.examine.forced.hooks import without_hooked
 from mpcompare.verdict.examine.forced.known import KnownLayers
-from mpcompare.verdict.examine.forced.places import FP32, Errors
+from mpcompare.verdict.examine.forced.places import FP32, Errors, Place
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Record, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
@@ -91,9 +91,8 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     roundings.convolves_in = replay.convolves_in(gradient, next(recorded.network.parameters()).device)
     known = KnownLayers(recorded.network, recorded.record, dtype, ranges.results, errors.sample, roundings)
     replay.whose, replay.kept, replay.found = ranges.whose, recorded.scale, compare_gradient
-    exact_loss = _run(replay, ranges)
-    _compare_buffers(recorded, replay, errors)
-    points = {p: (error, norm) for p, (error, norm, _) in errors.errors.items() if p.kind not in ("parameter", "back")}
+    exact_loss = _run(replay, ranges, errors, recorded.buffers)
+    places = {point: place for point, place in errors.places.items() if point.kind not in ("parameter", "back")}
     layers = Layers(
         loss=recorded.loss,
         exact_loss=recorded.loss if exact_loss is None else exact_loss,
@@ -105,46 +104,51 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         formats=_other_formats(errors, replay, gradient),
         loss_is_replayed=exact_loss is not None,
     )
-    if earlier is not None and (like := earlier.like(precision, points, layers.gradients)):
-        places = _worst(carried_to_places(like, points))
+    if earlier is not None and (like := earlier.like(precision, places, layers.gradients)):
+        carried = _worst(carried_to_places(like, places))
         rounding, noise = carried_to_gradients(like, layers.gradients), carried_to_loss(like, layers)
-        return replace(layers, places=places, rounding=rounding, loss_noise=noise)
+        return replace(layers, places=carried, rounding=rounding, loss_noise=noise)
     known.drop_sums(replay.sums.sources)
-    noise = _noise_of(_take_samples(recorded, errors, roundings, known, gradient), layers.exact_loss)
+    noise = _take_samples(recorded, errors, roundings, known, gradient, layers.exact_loss)
     _sum_terms(recorded, errors, roundings, dtype, gradient)
     layers = replace(
         layers,
         loss_noise=max(errors.loss_noise, noise),
-        places=_worst({point: _place(errors, point, _stored_in(recorded, point)) for point in points}),
+        places=_worst({point: _place(place, point, recorded) for point, place in places.items()}),
         rounding={name: _of_gradient(errors, replay, precision.unit_roundoff, name) for name in replay.sums.sources},
-        digits=digits_of(replay, recorded.loss, errors.norms(), errors.rounding, ranges) if precision.is_16_bit else {},
+        digits=digits_of(replay, recorded.loss, errors.places, ranges) if precision.is_16_bit else {},
     )
     if earlier is not None:
         earlier.kept.append((precision, layers))
     return layers
 
 
-def _run(replay: Replay, ranges: Ranges) -> float | None:
-    """Runs the exact replay, and returns its loss. Raises NotReplayedError where a layer of the step is not called."""
+def _run(replay: Replay, ranges: Ranges, errors: Errors, buffers: Mapping[str, Tensor]) -> float | None:
+    """Runs the exact replay, compares the recorded buffers with those that it leaves, and returns its loss. Raises
+    NotReplayedError where a layer of the step is not called."""
     with ranges:
         loss = replay.run()
     if missed := replay.not_called():
         raise NotReplayedError(f"{missed[0]} is not called when the network is called again: it draws other numbers")
+    for name, b in _statistics(replay):
+        if name in buffers:
+            errors.compare(Point("buffer", name), buffers[name], b, buffers[name].dtype)
     return loss
 
 
 def _take_samples(
-    recorded: Recorded, errors: Errors, roundings: Roundings, known: KnownLayers, storage: torch.dtype
-) -> list[float]:
+    recorded: Recorded, errors: Errors, roundings: Roundings, known: KnownLayers, storage: torch.dtype, loss: float
+) -> float:
     """Finds how large roundings are at each point, by replays of which each result is rounded. One that sends rows to
-    another expert is no sample. Returns the losses, where these are made of numbers that are rounded, too.
+    another expert is no sample. Returns what roundings make in the exact ``loss``: twice the standard deviation of the
+    losses, of which a few may be nearer to it than most. It is 0 where the loss is made of no numbers that are rounded.
 
     Raises:
         OtherPathError: each of them does.
     """
     heap.trim()  # they have tensors of other sizes than the exact replay, and all of them alike
     taken, other, cancels_in = 0, None, roundings.cancels_in
-    losses: list[float] = []
+    squares: list[float] = []
     short = _norms_in_16_bits(recorded)
 
     def whose(_: str, layer: str) -> None:
@@ -165,23 +169,18 @@ def _take_samples(
         again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), recorded.seen(name, g))
         try:
             with roundings, in_operations(recorded.network):
-                loss = again.run()
+                found = again.run()
         except OtherPathError as error:
             other = error
             continue
         taken += 1
-        losses += [loss] if again.loss_is_rounded and loss is not None else []
+        if again.loss_is_rounded and found is not None and math.isfinite(found):
+            squares.append((found - loss) ** 2)
         for name, b in _statistics(again):
             errors.sample(roundings, Point("buffer", name), b)
     if not taken and other is not None:
         raise other
-    return losses
-
-
-def _noise_of(losses: Sequence[float], exact: float) -> float:
-    """Returns twice the standard deviation of some losses: a few of them may be nearer to the exact one than most."""
-    moved = [(loss - exact) ** 2 for loss in losses if math.isfinite(loss)]
-    return 2 * math.sqrt(sum(moved) / len(moved)) if moved else 0.0
+    return 2 * math.sqrt(sum(squares) / len(squares)) if squares else 0.0
 
 
 def _norms_in_16_bits(recorded: Recorded) -> set[str]:
@@ -233,12 +232,6 @@ def _replay(recorded: Recorded, dtype: torch.dtype, compare: Any, passing: Any =
     return recorded.replays(network, dtype, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
 
 
-def _compare_buffers(recorded: Recorded, replay: Replay, errors: Errors) -> None:
-    for name, b in _statistics(replay):
-        if name in recorded.buffers:
-            errors.compare(Point("buffer", name), recorded.buffers[name], b, recorded.buffers[name].dtype)
-
-
 def _statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:
     """Yields the buffers of real numbers as a replay leaves them, such as the running statistics of norms."""
     yield from ((name, b) for name, b in replay.network.named_buffers() if b.is_floating_point())
@@ -247,7 +240,7 @@ def _statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:
 def _other_formats(errors: Errors, replay: Replay, storage: torch.dtype) -> dict[str, str]:
     """Returns, by place, a format of 16 bits that is not the format of the precision. The numbers of the place were
     seen in it, or the network itself asked for it on the way there."""
-    formats = [(f"{p.kind} {p.layer}", dtype) for p, (_, _, dtype) in errors.errors.items() if p.kind != "parameter"]
+    formats = [(f"{p.kind} {p.layer}", place.dtype) for p, place in errors.places.items() if p.kind != "parameter"]
     formats += [(at, dtype) for at, asked in replay.casts.items() for dtype in asked]
     return {at: dtype_name(dtype) for at, dtype in formats if dtype in HALF and dtype is not storage}
 
@@ -256,9 +249,8 @@ def _of_gradient(errors: Errors, replay: Replay, u: float, name: str) -> Roundin
     """Returns the error that roundings make in a gradient. That of an embedding, or of a norm's shift, held in fp32 is
     a sum in fp32 of terms that are known: its error is 2^-24, by the root of their number, of what is summed. The terms
     of a gain's gradient are products with what was normed, which may be rounded before (transformers#33133)."""
-    point = Point("parameter", name)
-    rounding = errors.rounding(point)
-    rounding = replace(rounding, cancelled=errors.cancelled(point, u, _terms(replay, name)))
+    place = errors.places[Point("parameter", name)]
+    rounding = replace(place.rounding(), cancelled=place.cancelled(u, _terms(replay, name)))
     if name in replay.gains:
         error = max(rounding.error, u / math.sqrt(3) * rounding.terms)
         return replace(rounding, error=error, along=max(rounding.along or 0.0, error / math.sqrt(rounding.dimensions)))
@@ -276,18 +268,13 @@ def _terms(replay: Replay, name: str) -> float:
     return max(numbers / max(shape[0] if shape else 1, 1), 1.0)
 
 
-def _place(errors: Errors, point: Point, u: float) -> PlaceError:
-    error, norm, _ = errors.errors[point]
-    rounding = errors.rounding(point)
-    made = max(rounding.error, u * norm)
-    return PlaceError(error, norm, made, rounding.dimensions, rounding.samples, rounding.terms)
-
-
-def _stored_in(recorded: Recorded, point: Point) -> float:
-    """Returns the unit roundoff of a buffer in 16 bits, such as a queue of keys. The network rounds what it keeps
-    there. It is 0 at any other point."""
-    b = recorded.buffers.get(point.layer) if point.kind == "buffer" else None
-    return torch.finfo(b.dtype).eps / 2 if b is not None and b.dtype in HALF else 0.0
+def _place(place: Place, point: Point, recorded: Recorded) -> PlaceError:
+    """Returns the error at a place. In a buffer of 16 bits, such as a queue of keys, the network rounds what it
+    keeps."""
+    rounding, b = place.rounding(), recorded.buffers.get(point.layer) if point.kind == "buffer" else None
+    u = torch.finfo(b.dtype).eps / 2 if b is not None and b.dtype in HALF else 0.0
+    made = max(rounding.error, u * place.norm)
+    return PlaceError(place.error, place.norm, made, rounding.dimensions, rounding.samples, rounding.terms)
 
 
 def _worst(places: Mapping[Point, PlaceError]) -> dict[str, PlaceError]:

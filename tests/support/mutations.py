@@ -132,7 +132,7 @@ def layers_of(subject: Subject, name: str) -> Examined:
     backend: Any = subject.make_backend(subject.model, subject.scaling)
     dtypes = backend.module_dtypes(x, y)
     order = list(dict.fromkeys(at.partition(" ")[2] for at in found.places))
-    of_tensors, longest_sum = layers(subject.model, order, x[:4], len(x))
+    of_tensors, longest_sum = layers(subject.network(), order, x[:4], len(x))
     findings = Findings(
         precision=subject.precision.name, recipe=Recipe(len(x)), longest_sum=longest_sum,
         layers=of_tensors, first=Drive(),

@@ -63,7 +63,7 @@ def examine(
     attempts, rule = Attempts(), subject.rule_of(stepper.backend)
     yield Progress(0, 1, "gradients of the first step")
     order, few = subject.exact.order, subject.first_batch[0][0][:4]  # before a backend has tensors beside the oracle's
-    of_tensors, longest_sum = layers(subject.examined, order, few, subject.task.batch_size)
+    of_tensors, longest_sum = layers(subject.network(), order, few, subject.task.batch_size)
     _at_the_start(subject, attempts)
     yield Progress(0, 1, "each layer")
     start = attempts.take("layers", layers_of_first_step, subject)

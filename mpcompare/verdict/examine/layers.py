@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.tasks.task import sharing_parameters
 from mpcompare.verdict.judge.owner import Layer
 
 Called = tuple[str, nn.Module, Any, Any]  # the name, the module, the arguments and the output of a call
@@ -18,6 +17,7 @@ def layers(model: nn.Module, order: Sequence[str], x: Tensor, rows: int) -> tupl
     """Returns the owning layer of each parameter and buffer, and about how many numbers are summed at most in a step.
 
     Args:
+        model: a copy, which is called.
         order: the layers in the order of their calls.
         x: a few samples.
         rows: the number of samples of a step.
@@ -81,9 +81,9 @@ def _longest_sum(model: nn.Module, calls: Sequence[Called], few: int, rows: int)
 
 
 def _called(model: nn.Module, x: Tensor) -> list[Called]:
-    """Calls a copy of a network, and returns all calls of its modules. Each output is kept: one that is gone could lend
-    its id to another."""
-    model, calls = sharing_parameters(model), []
+    """Calls a network, and returns all calls of its modules. Each output is kept: one that is gone could lend its id to
+    another."""
+    calls: list[Called] = []
 
     def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:
         calls.append((name, module, args, output))

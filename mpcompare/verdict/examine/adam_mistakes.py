@@ -78,7 +78,7 @@ def eps_before(optimizer: Adam | AdamW) -> AdamReplay:
     return Otherwise(optimizer, denominator=lambda v, c2: v.sqrt() + optimizer.eps / c2**0.5)
 
 
-def _times(factor: float, grad: Tensor, update: Seen) -> Tensor:
+def _times(factor: float, grad: Tensor, weight: Tensor, update: Seen) -> Tensor:
     return factor * grad
 
 

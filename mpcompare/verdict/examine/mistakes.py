@@ -30,9 +30,9 @@ def mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[Known]:
         for norm in USUAL_NORMS:
             made = f"from gradients that are clipped to a norm of {norm:g}, as nobody asked for"
             yield Known("clip", made, _clipped(optimizer, norm))
-    divided = by(optimizer.replay(), grad_of=lambda g, update: g / update.scale)
+    divided = by(optimizer.replay(), grad_of=lambda g, w, update: g / update.scale)
     yield Known("gradient scaled", "from gradients that are divided by the loss scale once more", divided)
-    multiplied = by(optimizer.replay(), grad_of=lambda g, update: g * update.scale)
+    multiplied = by(optimizer.replay(), grad_of=lambda g, w, update: g * update.scale)
     yield Known("gradient scaled", "from gradients that are multiplied by the loss scale", multiplied)
     for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         rounded = by(optimizer.replay(), partial(_rounded_rate, dtype))
@@ -100,7 +100,9 @@ def _clipped(optimizer: Optimizer, norm: float) -> Mistake:
     squares."""
 
     def by_factor(off: float) -> Mistake:
-        return by(optimizer.replay(), grad_of=lambda g, update: g * (off * factor_of_norm(update.clipped_norm, norm)))
+        return by(
+            optimizer.replay(), grad_of=lambda g, w, update: g * (off * factor_of_norm(update.clipped_norm, norm))
+        )
 
     exact, rounded = by_factor(1.0), by_factor(1.0 + 64 * UNIT_ROUNDOFF)
 
@@ -120,11 +122,11 @@ def _of_momentum(optimizer: Sgd) -> Iterator[tuple[str, Mistake]]:
     yield "without momentum", by(replace(optimizer, momentum=0.0, nesterov=False).replay())
     other = replace(optimizer, nesterov=not optimizer.nesterov)
     yield "with Nesterov's momentum where it is not asked for, or the reverse", by(other.replay())
-    dampened = by(optimizer.replay(), grad_of=lambda g, update: kept * g if update.number else g)
+    dampened = by(optimizer.replay(), grad_of=lambda g, w, update: kept * g if update.number else g)
     yield "with gradients times 1 - momentum, but for the first", dampened
-    yield "with gradients times 1 - momentum", by(optimizer.replay(), grad_of=lambda g, update: kept * g)
+    yield "with gradients times 1 - momentum", by(optimizer.replay(), grad_of=lambda g, w, update: kept * g)
     if not optimizer.weight_decay:  # v = momentum v + lr g; w = w - v
-        by_rate = by(optimizer.replay(), rate=lambda update: 1.0, grad_of=lambda g, update: update.lr * g)
+        by_rate = by(optimizer.replay(), rate=lambda update: 1.0, grad_of=lambda g, w, update: update.lr * g)
         yield "with the learning rate in the momentum, where a schedule changes it too late", by_rate
 
 
@@ -142,9 +144,9 @@ def _of_decay(optimizer: Any, compute_dtype: torch.dtype) -> Iterator[tuple[str,
         yield "with a decay of the weight that is already updated", by_the_rate(of_new=True)
         return
     yield DECOUPLED, by_the_rate()
-    scaled = _decayed_by(without.replay(), lambda update: decay * update.scale)
+    scaled = by(without.replay(), grad_of=lambda g, w, update: g + decay * update.scale * w)
     yield "with a decay that is multiplied by the loss scale", scaled
-    divided = _decayed_by(without.replay(), lambda update: decay / update.scale)
+    divided = by(without.replay(), grad_of=lambda g, w, update: g + decay / update.scale * w)
     yield "with a decay that is divided by the loss scale", divided
 
 
@@ -156,16 +158,6 @@ def _decayed(replay: UpdateReplay, share: Callable[[Seen], float], of_new: bool 
         change, magnitude = plain(name, update)
         w, part = update.before[name].double(), share(update)
         return change - part * (w + change if of_new else w), magnitude + 2 * (1 + part) * w.abs()
-
-    return decayed
-
-
-def _decayed_by(replay: UpdateReplay, decay: Callable[[Seen], float]) -> Mistake:
-    """Adds another decay to the gradient."""
-
-    def decayed(name: str, update: Seen) -> tuple[Tensor, Tensor]:
-        added = decay(update) * update.before[name].double()
-        return by(replay, grad_of=lambda g, _: g + added)(name, update)
 
     return decayed
 

@@ -82,11 +82,6 @@ class KeptStep(Walk):
             steps=self.steps,
         )  # fmt: skip
 
-    def remembered(self, name: str) -> Remembered:
-        """Returns what the optimizer remembers of one parameter."""
-        tensors = {kind: {name: kept[name]} for kind, kept in self.optimizer.items() if name in kept}
-        return Remembered(tensors, int(self.counts[name]) if name in self.counts else 0)
-
 
 def trained_update(
     rule: UpdateRule, step: KeptStep, grads: Mapping[str, Tensor], idle: frozenset[str]
@@ -135,7 +130,9 @@ def replayed(
     updates: dict[str, UpdateError] = {}
     moments: dict[str, dict[str, float]] = {}
     for name, g in seen.clipped.items():
-        updates |= rule.errors(replace(seen, clipped={name: g}, remembered=step.remembered(name)))
+        tensors = {kind: {name: kept[name]} for kind, kept in step.optimizer.items() if name in kept}
+        known = Remembered(tensors, int(step.counts[name]) if name in step.counts else 0)
+        updates |= rule.errors(replace(seen, clipped={name: g}, remembered=known))
         for kind, (value, magnitude) in rule.replay.kept(f"{name} 0").items():
             if name in kinds.get(kind, {}):
                 error = (spread(kinds[kind][name]).double() - value).abs_()

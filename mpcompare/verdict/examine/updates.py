@@ -24,21 +24,24 @@ def by(
     replay: UpdateReplay,
     rate: Callable[[Seen], float] | None = None,
     unclipped: bool = False,
-    grad_of: Callable[[Tensor, Seen], Tensor] | None = None,
+    grad_of: Callable[[Tensor, Tensor, Seen], Tensor] | None = None,
     weight_dtype: torch.dtype | None = None,
 ) -> Mistake:
-    """Returns the updates of a replay that sees another rate, other gradients, or other weights than the right one."""
+    """Returns the updates of a replay that sees another rate, other gradients, or other weights than the right one.
+
+    Args:
+        grad_of: makes a gradient of the right one, of the weight, and of the update.
+    """
 
     def mistake(name: str, update: Seen) -> tuple[Tensor, Tensor]:
         g, w = (update.grads if unclipped else update.clipped)[name].double(), update.before[name]
+        w = (w.to(weight_dtype) if weight_dtype else w).double()
         if grad_of:
-            g = grad_of(g, update)
-        if weight_dtype:
-            w = w.to(weight_dtype)
+            g = grad_of(g, w, update)
         kept = update.remembered.of(name)
         if kept or update.remembered.updates:
             loaded = {kind: tensor.double() for kind, tensor in kept.items()}
             replay.remember(name, loaded, update.remembered.updates, update.remembered.at_once)
-        return replay.step(name, g, w.double(), rate(update) if rate else update.lr)
+        return replay.step(name, g, w, rate(update) if rate else update.lr)
 
     return mistake

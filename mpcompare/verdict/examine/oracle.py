@@ -217,16 +217,10 @@ def rounded_batch(x: Any, y: Any, precision: Precision, dtype: torch.dtype) -> t
 
 
 def rounded(model: nn.Module, precision: Precision) -> nn.Module:
-    """Returns a copy of ``model`` whose multiplied weights are rounded to the precision, in fp32.
-
-    An ``nn.RMSNorm`` without an eps takes that of the dtype in which it computes, which is fp32 for 16-bit inputs, too:
-    the copy keeps that number when it is cast to fp64, whose own is 2^-52.
-    """
+    """Returns a copy of ``model`` whose multiplied weights are rounded to the precision, in fp32."""
     model = copy_of(model)
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.RMSNorm) and module.eps is None:
-                module.eps = torch.finfo(torch.float32).eps
             if isinstance(module, MULTIPLY):
                 for p in module.parameters(recurse=False):
                     p.copy_(rounded_to(p, precision.weight))

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.fingerprint import fingerprint
-from mpcompare.tasks.task import buffers_of
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.numerics import short_share, sketch
 from mpcompare.verdict.judge.buffers import Buffer, Buffers
@@ -18,7 +17,7 @@ from mpcompare.verdict.judge.errors import Errors
 def buffers_of_backend(network: nn.Module, backend: Any) -> Buffers:
     """Returns the buffers of a backend that training has moved since the initial ``network``. Buffers that it left as
     they were are compared in the first step."""
-    initial = buffers_of(network)
+    initial = dict(network.named_buffers())
     return {
         name: _buffer(name, initial[name], b.detach())
         for name, b in backend.buffers().items()

@@ -195,19 +195,15 @@ class Replay:
             backward([y for y, _ in ends], [g for _, g in ends])
         self.whose("", "")
 
-    def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
-        """Returns the factor of the gradients that were recorded at the output of the network. Parts of one batch have
-        one factor: a mean of means over unequal parts has another one in each."""
-        if self.in_parts and len(self.factors) > 1:
-            return self.factors[-1]
-        return factor_of(recorded, exact, self.factors)
-
     @staticmethod
     def convolves_in(storage: torch.dtype, device: torch.device) -> torch.dtype:
         """Returns the format in which torch sums convolutions: on a CPU for which oneDNN has no kernels in a format of
         16 bits, it adds up so what a convolution passes down from each place of its kernel."""
-        in_16_bits = storage in HALF and device.type == "cpu" and not _has_kernels(storage)
-        return storage if in_16_bits else torch.float32
+        if storage not in HALF or device.type != "cpu":
+            return torch.float32
+        name = f"_is_mkldnn_{dtype_name(storage)}_supported"
+        has_kernels = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, name)()
+        return torch.float32 if has_kernels else storage
 
     def tell(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         """Compares at a point, and hides that work from the modes: it is no part of the step, and they are slow."""
@@ -305,7 +301,9 @@ class Replay:
         """Is told that backward comes to the output of a call of the network, with the exact gradients there."""
         self.passing("backward")
         self.sums.end_copies()
-        self.factors.append(self.factor_of(call.gradients, exact))
+        # Parts of one batch have one factor: a mean of means over unequal parts has another one in each.
+        is_known = self.in_parts and len(self.factors) > 1
+        self.factors.append(self.factors[-1] if is_known else factor_of(call.gradients, exact, self.factors))
 
     def _output(self, result: Any, part: str = OUTPUT) -> Any:
         values, spec = tree_flatten(result)
@@ -375,13 +373,6 @@ class Replay:
             marks.append(mark)
         calls = self.record.calls.get(name, [])
         return number, calls[number] if number < len(calls) else None
-
-
-def _has_kernels(half: torch.dtype) -> bool:
-    """Returns whether oneDNN has kernels for a format of 16 bits on this CPU."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype_name(half)}_supported")())
 
 
 @contextmanager

@@ -68,8 +68,8 @@ def _inputs(calls: Sequence[Called]) -> dict[str, str]:
 
 
 def _longest_sum(model: nn.Module, calls: Sequence[Called], few: int, rows: int) -> int:
-    """Returns the number of a row of a weight, or of one channel in a batch: all its places (pixels, tokens) in all its
-    ``rows``, as ``few`` of them tell."""
+    """Returns how many numbers are summed at most: those of a row of a weight, or those of one channel in a batch, all
+    its places (pixels, tokens) in all its ``rows``, as a ``few`` of them tell."""
     lengths = [rows, *(p[0].numel() if p.dim() > 1 else len(p) for p in model.parameters() if p.dim())]
     for _, module, _, output in calls:
         values = output[0] if isinstance(output, tuple) else output

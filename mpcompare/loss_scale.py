@@ -9,7 +9,8 @@ dynamic scale backs off.
     found_inf(grads) -> must this step be skipped?            update(found_inf) -> the scale of the next step
 
 The three policies follow ``torch.amp.GradScaler`` bit for bit, its keys and its defaults included. To add one, derive
-its class here and write ``conf/loss_scale/X.yaml``. Backends in which a library keeps the scale refuse a new policy.
+its class here and write ``conf/loss_scale/X.yaml``. One that moves derives :class:`DynamicLossScale`. Backends in which
+a library keeps the scale refuse a new policy.
 """
 
 import math
@@ -43,7 +44,6 @@ class NoLossScale:
 
     name: ClassVar[str] = "none"
     scales: ClassVar[bool] = False
-    is_dynamic: ClassVar[bool] = False
     scale: float = field(default=1.0, init=False)
     inv_scale: float = field(default=1.0, init=False)
 
@@ -63,7 +63,6 @@ class StaticLossScale:
 
     name: ClassVar[str] = "static"
     scales: ClassVar[bool] = True
-    is_dynamic: ClassVar[bool] = False
     init_scale: float = 65536.0
     scale: float = field(init=False)
 
@@ -100,7 +99,6 @@ class DynamicLossScale(StaticLossScale):
     """
 
     name: ClassVar[str] = "dynamic"
-    is_dynamic: ClassVar[bool] = True
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
     growth_interval: int = 2000

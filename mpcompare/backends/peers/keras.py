@@ -65,7 +65,7 @@ class KerasRow:
         }
         copy_into(self.master_params(), {name: p.detach() for name, p in model.named_parameters()})
         self.inner = optimizer_of(self.keras, task)
-        self.scales = loss_scale.is_dynamic
+        self.scales = loss_scale.scales
         self.optimizer = self.keras.optimizers.LossScaleOptimizer(self.inner) if self.scales else self.inner
         self.optimizer.build(list(self.variables.values()))
         if self.scales:

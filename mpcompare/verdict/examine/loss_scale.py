@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mpcompare.loss_scale import LossScale, NoLossScale, load_state
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
 from mpcompare.promises import Promises
 from mpcompare.verdict.judge.loss_scale import WrongScale
 
@@ -14,7 +14,7 @@ StepRows = Sequence[Mapping[str, Any]]  # those of ``steps.csv``, a training ste
 
 def promised_scaling(scaling: LossScale, promises: Promises) -> LossScale:
     """Returns a copy of the loss scale asked for, with the settings that a backend promises to be its own."""
-    if scaling.is_dynamic and promises.loss_scale:
+    if isinstance(scaling, DynamicLossScale) and promises.loss_scale:
         return replace(scaling, **promises.loss_scale)  # type: ignore[arg-type]
     return copy.deepcopy(scaling)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from mpcompare.contract import Batches, Walk, called_module, watched_products
 from mpcompare.instruments import heap
+from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.stored import Stored
 from mpcompare.tasks.task import sharing_parameters
 from mpcompare.verdict.examine.drive import RETRIES
@@ -48,7 +49,7 @@ def layers_of_first_step(subject: Subject, sharp: bool = False) -> Layers | None
     backend: Any = subject.make_backend(network, subject.scaling)
     if called_module(backend) is None and watched_products(backend) is None:
         return None
-    for _ in range(RETRIES if subject.scaling.is_dynamic else 1):
+    for _ in range(RETRIES if isinstance(subject.scaling, DynamicLossScale) else 1):
         before = sharing_parameters(network, backend.buffers())
         walk = Walk(backend, subject.first_batch, subject.first_lr)
         if found := layers_of(subject, walk, recorded_step(subject, before, walk, subject.first_batch)):

@@ -9,13 +9,13 @@ dynamic scale backs off.
     found_inf(grads) -> must this step be skipped?            update(found_inf) -> the scale of the next step
 
 The three policies follow ``torch.amp.GradScaler`` bit for bit, its keys and its defaults included. To add one, derive
-its class here and write ``conf/loss_scale/X.yaml``. One that moves derives :class:`DynamicLossScale`. Backends in which
-a library keeps the scale refuse a new policy.
+its class here and write ``conf/loss_scale/X.yaml``. One that moves derives :class:`DynamicLossScale`. What it remembers
+of its steps is a field with ``init=False``. Backends in which a library keeps the scale refuse a new policy.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -145,12 +145,10 @@ class DynamicLossScale(StaticLossScale):
 LossScale = NoLossScale | StaticLossScale | DynamicLossScale
 OF_GRAD_SCALER: tuple[type[LossScale], ...] = (NoLossScale, StaticLossScale, DynamicLossScale)
 
-STATE = ("scale", "growth_tracker", "overflows_left")
-
 
 def state_of(scaling: LossScale) -> dict[str, float]:
     """Returns the values that the next step depends on; none where there is no loss scaling."""
-    return {name: getattr(scaling, name) for name in STATE if scaling.scales and hasattr(scaling, name)}
+    return {each.name: getattr(scaling, each.name) for each in fields(scaling) if scaling.scales and not each.init}
 
 
 def load_state(scaling: LossScale, state: Mapping[str, float]) -> None:

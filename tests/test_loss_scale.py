@@ -1,4 +1,5 @@
 import math
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -7,7 +8,15 @@ from hypothesis import strategies as st
 
 from mpcompare.backends.amp import grad_scaler
 from mpcompare.errors import InputError
-from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, any_non_finite, auto
+from mpcompare.loss_scale import (
+    DynamicLossScale,
+    NoLossScale,
+    StaticLossScale,
+    any_non_finite,
+    auto,
+    load_state,
+    state_of,
+)
 
 
 def follow(policy: StaticLossScale, trace: list[bool], static: bool = False) -> None:
@@ -83,6 +92,18 @@ def test_hysteresis_2_backs_off_at_the_second_overflow_and_is_restored_by_growth
         scales.append(policy.scale)
     #          1st  2nd  3rd  good grow 1st  2nd
     assert scales == [8.0, 4.0, 2.0, 2.0, 4.0, 4.0, 2.0]
+
+
+def test_the_state_of_a_policy_is_all_that_it_remembers_of_its_steps():
+    @dataclass
+    class Remembers(DynamicLossScale):
+        overflowed_at: float = field(default=math.inf, init=False)
+
+    state = {"scale": 8.0, "growth_tracker": 3, "overflows_left": 1, "overflowed_at": 16.0}
+    load_state(policy := Remembers(), state)
+    assert state_of(policy) == state
+    assert state_of(StaticLossScale(4.0)) == {"scale": 4.0}
+    assert state_of(NoLossScale()) == {}
 
 
 def test_no_loss_scale_checks_nothing():

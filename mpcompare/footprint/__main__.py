@@ -5,7 +5,7 @@ import logging
 import warnings
 from pathlib import Path
 
-from mpcompare.errors import InputError, check_choice, check_whole, fail, fails_on_input_errors
+from mpcompare.errors import InputError, check_whole, fail, fails_on_input_errors
 from mpcompare.report.formats import check_figure, save_figure
 from mpcompare.streams import lasting
 
@@ -16,7 +16,7 @@ def main() -> None:
     # torch takes seconds to import: --help stays quick
     from mpcompare.footprint.count import Footprint, survey
     from mpcompare.footprint.fake import MeasuredKernels
-    from mpcompare.footprint.subject import OPTIMIZERS, Wish, subject_of
+    from mpcompare.footprint.subject import Wish, subject_of
 
     warnings.filterwarnings("ignore", message=".*FakeTensor.*")
     # A shape that does not fit is said in one line below.
@@ -27,8 +27,6 @@ def main() -> None:
         for option, value in (("--batch", args.batch), ("--length", args.length)):
             if value is not None:
                 check_whole(option, value, at_least=1)
-        if args.optimizer is not None:
-            check_choice("--optimizer", args.optimizer, OPTIMIZERS)
         shape = _shape(args.shape)
         wish = Wish(args.name, args.arguments, args.batch, args.length, shape, args.optimizer)
         subject = subject_of(wish)
@@ -56,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, help="samples of a batch (default: the task's; 8 for gpt2)")
     parser.add_argument("--length", type=int, help="ids of a sample (default: the task's; 1024 for gpt2)")
     parser.add_argument("--shape", help="shape of a sample of real numbers, as 3,224,224: for my_package.Net")
-    parser.add_argument("--optimizer", help="sgd, momentum or adamw (default: the task's; adamw for gpt2)")
+    parser.add_argument("--optimizer", help="a word of conf/optimizer (default: the task's; adamw for gpt2)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the figure: a .png, .svg or .pdf")
     parser.add_argument(
         "--kernels",

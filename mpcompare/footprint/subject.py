@@ -9,14 +9,13 @@ import torch
 from torch import nn
 
 from mpcompare.command.nodes import composed, options, task_of
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, check_choice
 from mpcompare.footprint.count import Batch, FootprintSubject
 from mpcompare.footprint.fake import make_module
-from mpcompare.tasks.optimizers import AdamW, Optimizer, Sgd
+from mpcompare.tasks.optimizers import AdamW
 from mpcompare.tasks.task import Task
 from mpcompare.tasks.text import CharGpt
 
-OPTIMIZERS: dict[str, Optimizer] = {"sgd": Sgd(), "momentum": Sgd(momentum=0.9), "adamw": AdamW()}
 # GPT-2: width of the residual stream, attention heads of a block, blocks. Radford et al., "Language Models are
 # Unsupervised Multitask Learners" (2019), table 2.
 SIZES = {"gpt2": (768, 12, 12), "gpt2-medium": (1024, 16, 24), "gpt2-large": (1280, 20, 36), "gpt2-xl": (1600, 25, 48)}
@@ -45,7 +44,7 @@ class Wish:
     batch: int | None = None  # samples of a batch
     length: int | None = None  # ids of a sample
     shape: tuple[int, ...] | None = None  # of a sample of real numbers
-    optimizer: str | None = None  # a name in ``OPTIMIZERS``
+    optimizer: str | None = None  # a word of conf/optimizer that tells everything
 
 
 def subject_of(wish: Wish) -> FootprintSubject:
@@ -55,7 +54,9 @@ def subject_of(wish: Wish) -> FootprintSubject:
     if wish.batch is not None:
         task = replace(task, batch_size=wish.batch)
     if wish.optimizer is not None:
-        task = replace(task, optimizer=OPTIMIZERS[wish.optimizer])
+        words = [word for word in options("optimizer") if word not in ("task", "torch")]
+        check_choice("--optimizer", wish.optimizer, words)
+        task = replace(task, optimizer=task_of(composed([f"optimizer={wish.optimizer}"]).task).optimizer)
     model = make_module(task.model)
     if not isinstance(model, nn.Module):
         raise InputError("NAME", wish.name, f"makes a {type(model).__name__}: expected a torch.nn.Module")

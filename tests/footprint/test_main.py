@@ -29,7 +29,7 @@ def test_table_and_figure(tmp_path):
         (["gpt3"], "NAME=gpt3: expected one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, char_gpt"),
         (["gpt2", "--length", "2000"], "--length=2000: gpt2 has 1024 positions"),
         (["gpt2", "width=3"], "NAME=gpt2: takes --batch, --length and --optimizer, and no width=3"),
-        (["gpt2", "--optimizer", "adam"], "--optimizer=adam: expected one of sgd, momentum, adamw"),
+        (["gpt2", "--optimizer", "torch"], "--optimizer=torch: expected one of adam, adamw, momentum, nesterov, sgd"),
         (["gpt2", "--batch", "0"], "--batch=0: expected a whole number of at least 1"),
         (["mnist_cnn", "--shape", "1,x"], "--shape=1,x: expected whole numbers"),
         (["torch.nn.Linear", "in_features=3", "out_features=2"], "needs --shape of a sample (3,224,224), or --length"),

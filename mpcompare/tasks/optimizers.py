@@ -409,7 +409,7 @@ def _decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> tuple[Tensor,
     return grad + weight_decay * weight, grad.abs() + weight_decay * weight.abs()
 
 
-def _check_common(optimizer: Sgd | _AdamOrAdamW) -> None:
+def _check_common(optimizer: Any) -> None:
     """Checks the attributes that all optimizers have, and reads the groups of a configuration."""
     check_number("task.optimizer.lr", optimizer.lr, above=0)
     if optimizer.weight_decay != 0:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mpcompare.errors import InputError
+from mpcompare.tasks import optimizers
 from mpcompare.tasks.optimizers import Adam, AdamW, Coarse, Sgd
 
 OPTIMIZERS = [
@@ -26,7 +27,6 @@ OPTIMIZERS = [
     AdamW(1e-5, weight_decay=0.5),
 ]
 SCALES = [1.0, 0.1, 0.01, 1.0, 1e-3]  # factors of lr and of the gradients in the course of a run
-TORCHS = {Sgd: torch.optim.SGD, Adam: torch.optim.Adam, AdamW: torch.optim.AdamW}
 U = 2.0**-24
 
 
@@ -51,8 +51,8 @@ def gradients(weight, weight_decay, step):
 
 
 def test_defaults_are_torchs():
-    for cls, theirs in TORCHS.items():
-        defaults = theirs([torch.zeros(1)]).defaults
+    for cls in optimizers.OPTIMIZERS:
+        defaults = cls.of_torch([torch.zeros(1)]).defaults
         assert settings(cls()) == {name: defaults[name] for name in settings(cls())}
 
 
@@ -60,7 +60,7 @@ def test_defaults_are_torchs():
 def test_it_makes_torchs_own(optimizer):
     for fused in (False, True):
         torchs = optimizer.make(iter([torch.nn.Parameter(torch.ones(3))]), fused)
-        assert type(torchs) is TORCHS[type(optimizer)]
+        assert type(torchs) is optimizer.of_torch
         assert torchs.defaults.items() >= {**settings(optimizer), "fused": fused or None}.items()
 
 
@@ -119,7 +119,7 @@ def test_torchs_fp32_is_within_the_roundings_of_the_replay(optimizer, how):
     torch.manual_seed(0)
     for size in (1e-3, 1.0, 0.0):
         p = torch.nn.Parameter(size * torch.randn(20011))
-        torchs, replay = TORCHS[type(optimizer)]([p], **settings(optimizer), **how), optimizer.replay()
+        torchs, replay = optimizer.of_torch([p], **settings(optimizer), **how), optimizer.replay()
         for step, scale in enumerate(SCALES):
             before = p.detach().clone()
             p.grad = gradients(before, optimizer.weight_decay, step)

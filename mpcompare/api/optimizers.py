@@ -14,10 +14,9 @@ from mpcompare.api.objects import Objects
 from mpcompare.errors import InputError, check_choice, in_full
 from mpcompare.paths import CONF
 from mpcompare.tasks.any_optimizer import fault_of
-from mpcompare.tasks.optimizers import OPTIMIZERS
+from mpcompare.tasks.optimizers import OF_TORCH
 
 WORDS = sorted({path.stem for path in (CONF / "optimizer").glob("*.yaml")} - {"task", "torch"})
-KNOWN = {each.of_torch: each for each in OPTIMIZERS}
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")  # change no number
 UNASKED = (*IMPLEMENTATION, "params", "decoupled_weight_decay", "initial_lr")
 EXPECTED = f"expected one of {', '.join(WORDS)}, a class of torch.optim, or a function of the parameters"
@@ -42,7 +41,7 @@ def read(optimizer: Any, model: Any, objects: Objects) -> tuple[str, Mapping[str
         raise InputError("optimizer", type(made).__name__, expected)
     first = {name: float(v) if isinstance(v, Tensor) else v for name, v in made.param_groups[0].items()}
     groups = {"groups": _groups(made, model)} if len(made.param_groups) > 1 else {}
-    if known := KNOWN.get(type(made)):
+    if known := OF_TORCH.get(type(made)):
         own = {field.name: first[field.name] for field in fields(known) if field.name in first}
         if not any(value for name, value in first.items() if name not in (*own, *UNASKED)):
             word = "adamw" if first.get("decoupled_weight_decay") else known.__name__.lower()

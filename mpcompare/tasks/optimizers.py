@@ -371,6 +371,7 @@ class AdamReplay:
 
 
 OPTIMIZERS = (Sgd, Adam, AdamW)
+OF_TORCH: dict[type, Any] = {each.of_torch: each for each in OPTIMIZERS}
 
 
 def require_known(optimizer: Optimizer, who: str) -> Sgd | Adam | AdamW:

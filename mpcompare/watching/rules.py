@@ -3,14 +3,16 @@
 import inspect
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from mpcompare.errors import InputError
 from mpcompare.tasks.any_optimizer import OwnReplay, fault_of
-from mpcompare.tasks.optimizers import Adam, AdamW, Coarse, Sgd, UpdateReplay
+from mpcompare.tasks.optimizers import OF_TORCH, Adam, AdamW, Coarse, Optimizer, Sgd, UpdateReplay
 from mpcompare.verdict.examine.seen import Remembered
 from mpcompare.verdict.examine.widened import Widened
 
@@ -24,7 +26,7 @@ class Rule:
     """A rule of one group of parameters."""
 
     name: str  # of the optimizer
-    known: Sgd | Adam | AdamW | None  # in our own terms, whose known mistakes have names; None of any other
+    known: Optimizer | None  # in our own terms, whose known mistakes have names; None of any other
     make: Any = None  # makes the optimizer of one parameter, where ``known`` is None
     kinds: Mapping[str, int] | None = None  # the dimensions of what it remembers
 
@@ -46,19 +48,18 @@ def rules_of(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], stat
     name, found = type(optimizer).__name__, []
     torchs = type(optimizer).__module__.startswith("torch.optim")
     odd = any(settings.get(key) for key in ("amsgrad", "maximize", "dampening"))
-    decay = float(settings.get("weight_decay") or 0.0)
-    if "betas" in settings and "eps" in settings and not odd and set(state) <= {"exp_avg", "exp_avg_sq", "step"}:
-        betas = tuple(map(float, settings["betas"]))
-        decoupled = type(optimizer) is torch.optim.AdamW or bool(settings.get("decoupled_weight_decay"))
-        kinds = [AdamW, Adam] if decoupled or not torchs else [Adam]
-        if torchs and not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
-            kinds = []
-        for kind in kinds[:1] if torchs or not decay else kinds:
-            found.append(Rule(kind.__name__, kind(1.0, betas, float(settings["eps"]), decay)))  # type: ignore[arg-type]
-    elif not odd and set(state) <= {"momentum_buffer"} and (type(optimizer) is torch.optim.SGD or not torchs):
-        momentum = float(settings.get("momentum") or 0.0)
-        found.append(Rule("SGD", Sgd(1.0, momentum, bool(settings.get("nesterov")), decay)))
-    if found and torchs:
+    exact = OF_TORCH.get(type(optimizer))
+    kinds: list[Any] = [AdamW if settings.get("decoupled_weight_decay") else exact] if exact else []
+    if not exact and not torchs:
+        adams = [AdamW, Adam] if settings.get("weight_decay") else [AdamW]
+        kinds = adams if "betas" in settings and "eps" in settings else [Sgd]
+    for kind in kinds if not odd else []:
+        own = {field.name: settings[field.name] for field in fields(kind) if settings.get(field.name) is not None}
+        with suppress(InputError):  # values of another rule, such as three betas
+            known = kind(**{"weight_decay": 0.0, **own, "lr": 1.0})
+            if set(state) <= set(known.initial_state(torch.zeros(()))):
+                found.append(Rule(kind.of_torch.__name__, known))
+    if found and exact:
         return found
     taken = inspect.signature(type(optimizer)).parameters
     plain = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}
@@ -91,8 +92,9 @@ KNOWN = {
 
 
 def is_by_name(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> bool:
-    """Returns whether the name of a class says that it is an Adam, an AdamW or an SGD, and its settings say no more."""
-    if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)):
+    """Returns whether an optimizer is one of torch's that we know, or whether the name of its class says that it is an
+    Adam, an AdamW or an SGD, and its settings say no more."""
+    if isinstance(optimizer, tuple(OF_TORCH)):
         return True
     words = re.findall("SGD[A-Z]?|[A-Z][a-z]*", type(optimizer).__name__)
     others = [key for key, value in settings.items() if value is True and key not in KNOWN]

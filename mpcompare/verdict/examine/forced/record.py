@@ -26,6 +26,7 @@ from mpcompare.tasks.cast import NORMS
 from mpcompare.verdict.examine.forced.choices import Choice, chosen, place_of
 from mpcompare.verdict.examine.forced.choices import in_backward as in_backward
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted, copied
+from mpcompare.verdict.examine.forced.views import View
 from mpcompare.verdict.judge.layers import OUTPUT as OUTPUT
 
 
@@ -280,14 +281,22 @@ class Recorder:
             self.record.calls[name].append(call)
         for place, value in enumerate(values):
             if is_real(value) and value.requires_grad:
-                with torch._C.DisableTorchFunction():  # another look sees what hooks a loop puts on tensors
-                    handle = value.register_hook(partial(self.guard, self._put, name, call, place))
-                if value.is_leaf:
-                    self.handles.append(handle)
-                if (node := value.grad_fn) is not None:
-                    hooks, number = value._backward_hooks, value.output_nr
-                    node.register_prehook(partial(self.guard, self._put_again, call, place, hooks, number, self.life))
+                self._listen(name, call, place, value)
         return result
+
+    def _listen(self, name: str, call: Call, place: int, value: Tensor) -> None:
+        """Puts hooks on an output: its gradient is kept when it arrives."""
+        with torch._C.DisableTorchFunction():  # another look sees what hooks a loop puts on tensors
+            handle = value.register_hook(partial(self.guard, self._put, name, call, place))
+        if value.is_leaf:
+            self.handles.append(handle)
+        if (node := value.grad_fn) is not None:
+            hooks, number = value._backward_hooks, value.output_nr
+            node.register_prehook(partial(self.guard, self._put_again, call, place, hooks, number, self.life))
+        base = value._base if value._is_view() else None
+        if base is not None and base.grad_fn is not None and base.dtype is value.dtype:
+            through = partial(self.guard, self._put_through, name, call, place, View(value, base))
+            base.grad_fn.register_prehook(through)
 
     def _kept(self, value: Any) -> Any:
         return self.copy(value) if isinstance(value, Tensor) else value
@@ -315,6 +324,13 @@ class Recorder:
         gradients = self._gradients(call)
         if len(hooks) > 1 and gradients[place] is not None and (gradient := arrived[number]) is not None:
             gradients[place] = self.copy(gradient)
+
+    def _put_through(self, name: str, call: Call, place: int, view: View, arrived: Sequence[Tensor | None]) -> None:
+        """Keeps the gradient of an output that is a view, and that was written into since, as an activation in place
+        does. Autograd then takes its gradient through the base of the view, and no hook of the output is called."""
+        gradient = arrived[view.number]
+        if gradient is not None and view.is_written() and self._gradients(call)[place] is None:
+            self._put(name, call, place, view.of(gradient))
 
     def _first_run(self, name: str, again: Call) -> Call:
         """Returns the call that a checkpoint repeats: that of the same inputs. It may have been without gradients."""

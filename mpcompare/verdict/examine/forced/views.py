@@ -1,0 +1,22 @@
+"""Outputs of layers that are views, and that are written into in place: an instance norm returns one, and an activation
+in place follows. Autograd then takes the gradient through the base of the view, and calls no hook of the output."""
+
+from torch import Tensor
+
+
+class View:
+    """A tensor that is a view of another one, its base."""
+
+    def __init__(self, value: Tensor, base: Tensor) -> None:
+        self.number = base.output_nr  # of the base among the results of its function
+        self._numbers, self._version = value.detach(), value._version  # a detached one counts the same writes
+        self._base = base.shape, base.stride()
+        self._place = value.shape, value.stride(), value.storage_offset() - base.storage_offset()
+
+    def is_written(self) -> bool:
+        """Returns whether something was written into it since."""
+        return self._numbers._version != self._version
+
+    def of(self, gradient: Tensor) -> Tensor:
+        """Returns the same view of a gradient of the base."""
+        return gradient.new_empty_strided(*self._base).copy_(gradient).as_strided(*self._place)

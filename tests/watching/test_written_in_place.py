@@ -1,0 +1,86 @@
+"""Layers that return a view of another tensor, and an activation that writes into it: autograd then takes the gradient
+through the base of the view."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from support.watched_loops import Loop
+from torch import nn
+
+import mpcompare
+
+LOOP = replace(
+    Loop(), updates=2, clip=None, accumulate=1, batch=lambda: (torch.randn(4, 3, 6, 6), torch.randint(5, (4,)))
+)
+
+
+class Last(nn.Module):
+    """Moves the channels to the last place."""
+
+    def forward(self, x):
+        return x.permute(0, 2, 3, 1)
+
+
+class Added(nn.Module):
+    """Adds its input in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.InstanceNorm2d(8, affine=True)
+
+    def forward(self, x):
+        y = self.norm(x)
+        y += x
+        return y
+
+
+class Halved(torch.autograd.Function):
+    """Doubles its input in place, and passes half of the gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Wrong(nn.Module):
+    def forward(self, x):
+        return Halved.apply(x)
+
+
+NETWORKS = {
+    "instance norm": [nn.InstanceNorm2d(8, affine=True), nn.LeakyReLU(0.2, inplace=True), nn.Flatten()],
+    "flat": [nn.Flatten(), nn.ReLU(inplace=True)],
+    "two views": [Last(), nn.Unflatten(3, (2, 4)), nn.ReLU(inplace=True), nn.Flatten()],
+    "added": [Added(), nn.Flatten()],
+    "wrong": [nn.InstanceNorm2d(8, affine=True), Wrong(), nn.Flatten()],
+    "dropped": [nn.InstanceNorm2d(8), nn.Dropout2d(0.5, inplace=True), nn.Flatten()],
+}
+
+
+def loop(name: str, dtype: torch.dtype) -> Loop:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 3), *copy.deepcopy(NETWORKS[name]), nn.Linear(8 * 16, 5))
+
+    return replace(LOOP, make=make, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", sorted(NETWORKS.keys() - {"wrong"}))
+def test_an_output_that_is_written_into_is_seen(name, dtype):
+    watched, plain = loop(name, dtype), loop(name, dtype)
+    seen = watched.run(mpcompare.watch)
+    plain.run()
+    assert not seen.defects
+    assert not seen.not_examined
+    assert all(map(torch.equal, watched.weights(), plain.weights()))
+
+
+def test_a_wrong_gradient_that_comes_through_the_base_is_found():
+    assert {each.place for each in loop("wrong", torch.bfloat16).run(mpcompare.watch).defects} & {"1", "2"}

@@ -126,7 +126,8 @@ def _exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
     seen, device = look.sums.spool.back(seen), next(look.network.parameters()).device
     network = as_it_was(look.network, seen, at).double()
     replay = FromTheRoot(network, torch.float64, seen.record, no_loss, [], 1.0, lambda *_: None)
-    replay.events, replay.weights = tuple(seen.tape), Weights(network, torch.float64)
+    replay.plays(seen)
+    replay.weights = Weights(network, torch.float64)
     kept = generators.kept(device), torch.enable_grad(), without_autocast()
     with kept[0], kept[1], kept[2], replay.weights, Fed(seen.record.drawn), default_dtype(torch.float64):
         replay.take(seen.record.calls[OUTPUT])

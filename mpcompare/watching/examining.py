@@ -67,7 +67,8 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
 
     def make(*args: Any) -> FromTheRoot:
         replay = FromTheRoot(*args)
-        replay.events, replay.derivatives = tuple(seen.tape), derivatives
+        replay.plays(seen)
+        replay.derivatives = derivatives
         if not first:
             replay.kernels, replay.finds_out = kernels, True
             first.append(replay)

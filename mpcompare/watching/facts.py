@@ -17,7 +17,7 @@ from mpcompare.watching.expecting import NOT_SEEN, by_value, one
 from mpcompare.watching.handing_on import rounded
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum, Taken
-from mpcompare.watching.tape import Called, Op
+from mpcompare.watching.tape import Op
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 SUMS = ("add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__")
@@ -76,8 +76,7 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
 
 def _inputs(seen: Sum) -> Iterator[Tensor]:
     """Yields the tensors of real numbers that the network is given, but for those that depend on its parameters."""
-    called = [event for event in seen.tape if isinstance(event, Called)]
-    for event, call in zip(called, seen.record.calls.get(OUTPUT, ()), strict=False):
+    for event, call in zip(seen.calls, seen.record.calls.get(OUTPUT, ()), strict=False):
         yield from (v for at, v in enumerate(call.inputs) if is_real(v) and at not in event.given)
 
 

@@ -39,6 +39,7 @@ class FromTheRoot(Replay):
 
     Attributes:
         events: those of the tape.
+        owned: the names of the parameters that optimizers have. Others get no gradient: nobody clears that.
         derivatives: of the user's own functions; ``finds_out`` is whether this replay finds out which are wrong.
         kernels: what torch's own layers make of the recorded operands.
         shares: found when it has run: of each loss that a root is made of, the derivative of the root by it; None is
@@ -47,9 +48,14 @@ class FromTheRoot(Replay):
     """
 
     events: tuple[Event, ...] = ()
+    owned: frozenset[str] = frozenset()
     derivatives: Derivatives = field(default_factory=Derivatives)
     finds_out: bool = False
     kernels: Kernels = field(default_factory=Kernels)
+
+    def plays(self, seen: Sum) -> None:
+        """Is told which sum it plays."""
+        self.events, self.owned = tuple(seen.tape), frozenset(seen.owned)
 
     def whole(self, name: str, gradient: Tensor) -> None:
         """Compares what torch's own layers make with a gradient, and hands that on."""
@@ -124,6 +130,9 @@ class FromTheRoot(Replay):
         """Calls the network as it was called then, keeps its inner values, and returns its output."""
         generators.put_back(event.generators, self.device)
         set_attributes(self.network, event.attributes, self.dtype)
+        with torch._C.DisableTorchFunction():  # a loss of the generator may freeze the discriminator for its call
+            for name, p in self.network.named_parameters():
+                p.requires_grad_(name in event.trained & self.owned)
         if self.latest is not None:  # the loop may have called the network in between, without gradients
             _move_buffers(self.network, self.latest.after, event.buffers)
         self.latest = event
@@ -299,7 +308,7 @@ class _Stored(torch.autograd.Function):
 
 def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module:
     """Returns a copy of a network as it was in the first call of a sum; hooks of wrappers stay outside. A parameter
-    that no optimizer has requires no gradient: nobody clears that.
+    requires a gradient if it did in any call, and if an optimizer has it.
 
     Args:
         at: the sum whose weights and buffers the copy has; None: its own.
@@ -310,8 +319,8 @@ def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module
     params = dict(network.named_parameters())
     if params.keys() != at.weights.keys():
         raise NotReplayedError("the network has got other layers or weights since")
-    trained = {n: n in seen.first.trained and n in seen.owned for n in params}
-    as_then = {id(p): nn.Parameter(at.weights[n].to(p.device), trained[n]) for n, p in params.items()}
+    trained = seen.owned.intersection(name for called in seen.calls for name in called.trained)
+    as_then = {id(p): nn.Parameter(at.weights[n].to(p.device), n in trained) for n, p in params.items()}
     with hooks_then(network, seen.first.hooks):
         copied = copy_of(network, as_then)
     set_attributes(copied, seen.first.attributes)

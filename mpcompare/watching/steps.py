@@ -53,6 +53,11 @@ class Sum:
         return [event for event in self.tape if isinstance(event, Root)]
 
     @property
+    def calls(self) -> list[Called]:
+        """The calls of the network, or of its parts."""
+        return [event for event in self.tape if isinstance(event, Called)]
+
+    @property
     def ops(self) -> list[Op]:
         """The functions of torch that the loop called."""
         return [event for event in self.tape if isinstance(event, Op)]

@@ -114,7 +114,7 @@ def _again(module: nn.Module, call: Call, grads: dict[str, Tensor], names: dict[
     if call.arguments is None:
         return False
     results = _results(module, call)
-    params = [p for p in module.parameters() if p.requires_grad]
+    params = [p for name, p in module.named_parameters() if p.requires_grad and name in call.trained]
     pairs = [(y, g) for y, g in zip(results, call.gradients, strict=False) if g is not None and y.requires_grad]
     if pairs and params:
         ends, arrived = [y for y, _ in pairs], [g.to(y.dtype) for y, g in pairs]

@@ -55,7 +55,7 @@ def of_gradients(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
             checks = of_layers.of_step(case, replay.layers, replay.reference, where, first_is_right=False)
             found = list(failed(checks))
             if (found or taken.sum.hooked) and PRECISIONS[replay.precision].is_16_bit:
-                yield from _summed(taken, torch_dtype(PRECISIONS[replay.precision].storage), number)
+                yield from _summed(look, taken, torch_dtype(PRECISIONS[replay.precision].storage), number)
             stale = [_of_stale_weights(look, taken.sum, defect.place, number) for defect in found]
             yield from [defect for defect in stale if defect is not None] or found
 
@@ -77,14 +77,27 @@ def _of_stale_weights(look: Look, seen: Sum, layer: str, number: int) -> Defect 
     return None
 
 
-def _summed(taken: Taken, dtype: torch.dtype, number: int) -> Iterator[Defect]:
+def _summed(look: Look, taken: Taken, dtype: torch.dtype, number: int) -> Iterator[Defect]:
     """Yields sums of micro-batches that have no more digits than ``dtype``, in which a part of each is computed."""
-    grads = {n: g[g != 0] for n, g in taken.raw.items() if taken.dtypes[n] == "fp32" and bool(g.any())}
+    if taken.sum is None:
+        return
+    several = [n for n in taken.raw if taken.dtypes[n] == "fp32" and _micro_batches(look, taken.sum, n) > 1]
+    grads = {n: g[g != 0] for n in several if bool((g := taken.raw[n]).any())}
     short = [n for n, g in grads.items() if float((g.to(dtype) == g).float().mean()) > SHORT]
-    if taken.sum is not None and len(taken.sum.roots) > 1 and 2 * len(short) > len(grads):
+    if 2 * len(short) > len(grads):
         because = f"the gradients of {len(taken.sum.roots)} micro-batches are summed in {dtype_name(dtype)} before "
         because += f"update {number}: the sums of {listed(short)} have no more digits"
         yield Defect("accumulation", short[0], because)
+
+
+def _micro_batches(look: Look, seen: Sum, name: str) -> int:
+    """Returns the number of backward passes that came to a layer with this parameter. Two networks may have a loss
+    each, and a sum within one pass may be in 16 bits."""
+    p = look.params[name]
+    layers = [n for n, module in look.network.named_modules() if any(own is p for own in module.parameters())]
+    calls = [call for event in seen.calls for layer in layers for call in event.layers.get(layer, ())]
+    passes = {each for call in calls for each in (call.first, *call.later)}
+    return sum(not root.passes.isdisjoint(passes) for root in seen.roots)
 
 
 def _without_gradient(look: Look, seen: Sum, number: int) -> Iterator[Defect]:

@@ -76,3 +76,10 @@ def test_a_wrong_gradient_of_a_discriminator_that_is_frozen_at_times_is_found():
     node = weight.expand_as(weight).grad_fn.next_functions[0][0]
     node.register_prehook(lambda grads: (grads[0] / 2,))
     assert [defect.place for defect in loop.watched("generate").defects] == ["D.1.0.weight"]
+
+
+def test_two_losses_of_two_networks_are_no_sum_of_micro_batches():
+    loop = Adversarial(torch.bfloat16)  # within one backward autocast sums both calls of a judge in 16 bits
+    for p in loop.judges.parameters():
+        p.register_hook(lambda grad: grad)
+    assert not loop.watched("judge").defects

@@ -179,6 +179,24 @@ def test_a_right_loop_has_no_defect(make):
     assert ([str(each) for each in seen.defects], seen.not_examined) == ([], [])
 
 
+def test_a_network_that_returns_one_tensor_twice():
+    class Features(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 3)
+
+        def forward(self, x):
+            h = self.body(x)
+            return self.head(h), h, [h]
+
+    def loss(output, target):
+        y, h, (again,) = output
+        return F.cross_entropy(y, target) + h.float().square().mean() + (again[1:] - again[:-1]).float().abs().mean()
+
+    seen = replace(LOOP, make=Features, loss=loss).run(mpcompare.watch)
+    assert (seen.defects, seen.not_examined) == ([], [])
+
+
 def test_a_wrong_activation_of_a_norm_is_a_defect():
     def make():
         return nn.Sequential(nn.Linear(4, WIDTH), images(NormAct(Rectified())), nn.Linear(WIDTH, 3))

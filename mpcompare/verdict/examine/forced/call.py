@@ -257,7 +257,7 @@ class Forced(torch.autograd.Function):
             return (None,) * 2 + replay.known.backward(ctx.at, exact[0])
         if ctx.results is None:
             raise NotReplayedError(f"one backward comes to {ctx.at.name or 'the network'} several times")
-        ends, grads = [], []
+        ends, grads, passed = [], [], dict[int, Tensor]()
         for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
             if end is None or (g is None and recorded is None):
                 continue
@@ -276,10 +276,10 @@ class Forced(torch.autograd.Function):
             if end.place is not None:
                 ends.append(end)
                 grads.append(taken)
-        if layer is None:
+                passed[place] = taken
+        if layer is None:  # a network may return one tensor twice
             replay.whose("backward", f"before {ctx.at.name}")
-            given = {id(end.place): g for end, g in zip(ends, grads, strict=True)}
-            return (None,) * 2 + tuple(given.get(id(value)) for value in ctx.values)
+            return (None,) * 2 + tuple(passed.get(place) for place in range(len(ctx.values)))
         numbers = [v for v in ctx.values if is_real(v)]
         params = [p for p in ctx.params.values() if p.requires_grad]
         wanted = numbers + params

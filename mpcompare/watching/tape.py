@@ -209,6 +209,7 @@ class Tape:
             return None
         name, first = str(getattr(func, "__name__", "")), tensors[0]
         mutates = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        mutates |= _is_in_place(func, args, kwargs)
         mutates &= not (first.is_leaf and first.requires_grad)  # as in torch.nn.init and requires_grad_
         if mutates and first not in self.slots and id(first) not in self.names:
             self.slot(first, self.copy(first))
@@ -368,6 +369,16 @@ def line_of_user() -> str:
         if module.partition(".")[0] not in ("torch", "mpcompare", "contextlib"):
             return f"{frame.f_code.co_filename.rpartition('/')[2]}:{line}"
     return ""
+
+
+def _is_in_place(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Returns whether a function is asked to write into its first argument, as ``relu(x, inplace=True)`` is."""
+    code = getattr(func, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    if "inplace" not in names:
+        return False
+    place = names.index("inplace")
+    return bool(args[place] if place < len(args) else kwargs.get("inplace"))
 
 
 LOSSES = {

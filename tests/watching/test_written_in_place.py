@@ -1,5 +1,5 @@
 """Layers that return a view of another tensor, and an activation that writes into it: autograd then takes the gradient
-through the base of the view."""
+through the base of the view. And losses of features, whose network is frozen and writes in place."""
 
 import copy
 from dataclasses import replace
@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.watched_loops import Loop
 from torch import nn
+from torch.nn import functional as F
 
 import mpcompare
 
@@ -84,3 +85,35 @@ def test_an_output_that_is_written_into_is_seen(name, dtype):
 
 def test_a_wrong_gradient_that_comes_through_the_base_is_found():
     assert {each.place for each in loop("wrong", torch.bfloat16).run(mpcompare.watch).defects} & {"1", "2"}
+
+
+class Residual(nn.Module):
+    """Layers of VGG and of ResNet, with all that they do in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Dropout(0.1, True), nn.LeakyReLU(0.2, True))
+        self.last, self.relu = nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = self.body(x)
+        y = self.last(h)
+        y += h
+        return self.relu(y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_loss_of_features_that_are_written_in_place_is_seen(dtype):
+    torch.manual_seed(1)
+    features = Residual().requires_grad_(False)
+
+    def loss(output, target):
+        return F.mse_loss(features(output), features(target))
+
+    def batch():
+        return torch.randn(2, 3, 6, 6), torch.randn(2, 3, 6, 6)
+
+    made = replace(LOOP, make=lambda: nn.Conv2d(3, 3, 3, padding=1), batch=batch, loss=loss, dtype=dtype)
+    seen = made.run(mpcompare.watch)
+    assert (seen.defects, seen.not_examined) == ([], [])
+    assert seen.sight.parameters == {"weight": True, "bias": True}

@@ -202,7 +202,7 @@ class Look(TorchFunctionMode):
         if func is torch.autograd.grad:
             return self.sums.asks(args, kwargs)
         if self.sums.places or func in CLIPPING:
-            self.sums.touched(func, args)
+            self.sums.touched(func, args, kwargs)
         if not torch.is_grad_enabled():
             return None
         if func is Tensor.register_hook and not args[0].is_leaf:

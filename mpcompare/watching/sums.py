@@ -6,7 +6,7 @@ nobody, and loops clear their gradients before, between and after.
 
 import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from traceback import walk_stack
 from typing import Any
 
@@ -165,22 +165,25 @@ class Sums:
             return False
         return grad._version == self._versions[name]
 
-    def touched(self, func: Any, args: Any) -> None:
+    def touched(self, func: Any, args: Any, kwargs: Any) -> None:
         """Is told of each function that is called before it is, and notes what is done with gradients."""
         name = str(getattr(func, "__name__", ""))
         if func in CLIPPING:
             if self.used == self.backwards and not any(_is_there(p.grad) for p in self.params.values()) and _asked():
                 self.clipped_early = line_of_user()
             return
-        if name in NORMS:
+        given, out = args[:1], [kwargs.get("out")]
+        if self._are_gradients(tree_leaves(out)):  # as torch.nan_to_num(p.grad, out=p.grad)
+            part, given = name, out
+        elif name in NORMS:
             part = "norm"
         elif (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__"):
             part = "unscale" if name == UNSCALE else name.strip("_")
         else:
-            self._read |= any(isinstance(t, Tensor) and _place(t) in self.places for t in tree_leaves(args))
+            self._read |= self._are_gradients(tree_leaves(args))
             return
-        targets = args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
-        if any(isinstance(t, Tensor) and _place(t) in self.places for t in targets):
+        targets = given[0] if given and isinstance(given[0], (list, tuple)) else given
+        if self._are_gradients(targets):
             if part == "norm":
                 asked = _asked()
                 if asked is not None and self._is_late(asked):
@@ -195,6 +198,10 @@ class Sums:
             entry = (part, line_of_user())
             if self.order[-1:] != [entry]:
                 self.order.append(entry)
+
+    def _are_gradients(self, values: Sequence[Any]) -> bool:
+        """Returns whether some of these values are gradients that backward has left."""
+        return any(isinstance(t, Tensor) and _place(t) in self.places for t in values)
 
     def _versions_now(self) -> dict[str, int]:
         """Returns, by parameter, how often its gradient has been written to."""

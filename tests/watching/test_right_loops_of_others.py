@@ -525,11 +525,19 @@ class LastLayerAlone(Trained):
         loss.backward(inputs=list(model[-1].parameters()))
 
 
+class WithoutNaN(Trained):
+    """Gradients of NaN would be 0, as in EDM and StyleGAN3."""
+
+    def before_step(self, model):
+        for p in model.parameters():
+            torch.nan_to_num(p.grad, nan=0.0, posinf=1e5, neginf=-1e5, out=p.grad)
+
+
 SLOW = [LastLayerAlone, PenaltyOfSlopes, FastWeights, SlopeOfEach, Amplified, Quantized, Balanced, CompiledLoss]
 LOOPS = [Annealed, Unfrozen, AuxiliaryLoss, KeptOutside, Features, ClippedByHooks, HookOnAnOutput, LastLayerCleared,
          DecayedByHand, SetByHand, LoggedBefore, NearACopy, FastTeacher, Discriminated, PseudoLabels,
          NoisyForBackward, WrittenInForward, Attacked, LossOfEach, AttackedLossOfEach, Temperature, MomentumByHand,
-         KeysIn16Bits, Grown]  # fmt: skip
+         KeysIn16Bits, Grown, WithoutNaN]  # fmt: skip
 
 
 @pytest.mark.parametrize("loop", [*LOOPS, *(pytest.param(loop, marks=pytest.mark.slow) for loop in SLOW)])

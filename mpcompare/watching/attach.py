@@ -124,10 +124,11 @@ def compiled_wrapper(network: nn.Module) -> nn.Module | None:
 
 
 def unwrapped(optimizer: Any) -> torch.optim.Optimizer | None:
-    """Returns torch's optimizer within wrappers such as Accelerate's and Lightning's; None where there is none."""
+    """Returns torch's optimizer within wrappers, such as those of Accelerate and Lightning, or sharpness-aware
+    minimization; None where there is none."""
     for _ in range(8):
         own = getattr(optimizer, "__dict__", {})
-        inner = own.get("optimizer", own.get("_optimizer"))
+        inner = next((own[name] for name in ("optimizer", "_optimizer", "base_optimizer") if name in own), None)
         if not hasattr(inner, "param_groups"):
             break
         optimizer = inner

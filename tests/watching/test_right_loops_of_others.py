@@ -533,11 +533,51 @@ class WithoutNaN(Trained):
             torch.nan_to_num(p.grad, nan=0.0, posinf=1e5, neginf=-1e5, out=p.grad)
 
 
+class SAM(torch.optim.Optimizer):
+    """Sharpness-aware minimization around another optimizer (github.com/davda54/sam)."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def climb(self):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            self.state[p]["kept"] = p.clone()
+            p.add_(p.grad / p.grad.norm(), alpha=0.05)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def come_down(self):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            p.data = self.state[p]["kept"]
+        self.base_optimizer.step()
+
+
+class Sharp(Trained):
+    def optimizer(self, model):
+        self.sam = SAM(model.parameters())
+        self.sam.step = self.sam.come_down
+        return self.sam
+
+    def loss(self, model, x, y, number):
+        self.again = lambda: F.cross_entropy(model(x).float(), y)
+        return self.again()
+
+    def backward(self, loss, model):
+        loss.backward()
+        self.sam.climb()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = self.again()
+        loss.backward()
+
+
 SLOW = [LastLayerAlone, PenaltyOfSlopes, FastWeights, SlopeOfEach, Amplified, Quantized, Balanced, CompiledLoss]
 LOOPS = [Annealed, Unfrozen, AuxiliaryLoss, KeptOutside, Features, ClippedByHooks, HookOnAnOutput, LastLayerCleared,
          DecayedByHand, SetByHand, LoggedBefore, NearACopy, FastTeacher, Discriminated, PseudoLabels,
          NoisyForBackward, WrittenInForward, Attacked, LossOfEach, AttackedLossOfEach, Temperature, MomentumByHand,
-         KeysIn16Bits, Grown, WithoutNaN]  # fmt: skip
+         KeysIn16Bits, Grown, WithoutNaN, Sharp]  # fmt: skip
 
 
 @pytest.mark.parametrize("loop", [*LOOPS, *(pytest.param(loop, marks=pytest.mark.slow) for loop in SLOW)])

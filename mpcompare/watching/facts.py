@@ -16,11 +16,25 @@ from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.expecting import NOT_SEEN, by_value, one
 from mpcompare.watching.handing_on import rounded
 from mpcompare.watching.looking import Look
-from mpcompare.watching.steps import Sum, Taken
+from mpcompare.watching.steps import PRODUCTS, Sum, Taken
 from mpcompare.watching.tape import Op
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 SUMS = ("add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__")
+WEIGHS = (
+    *PRODUCTS,
+    "div",
+    "div_",
+    "__truediv__",
+    "__itruediv__",
+    "neg",
+    "__neg__",
+    "mean",
+    "sum",
+    "float",
+    "to",
+    "squeeze",
+)
 SOFTMAX = ("log_softmax", "softmax", "cross_entropy", "nll_loss", "logsumexp")
 
 
@@ -125,10 +139,21 @@ def _loss_in_16_bits(seen: Sum) -> Iterator[str]:
 
 def _constant_terms(seen: Sum) -> Iterator[str]:
     """Yields the lines that add a tensor other than 0 to a loss, though it requires no gradient."""
-    for op in seen.ops:
+    for op in _parts(seen):
         if op.name in SUMS and op.scalar:
             terms = [leaf for leaf in op.leaves if isinstance(leaf, Tensor) and leaf.numel() == 1]
             yield from (op.line for term in terms if bool(term != 0))
+
+
+def _parts(seen: Sum) -> Iterator[Op]:
+    """Yields the functions of whose results the loss is a weighted sum. Those in the denominator of a Dice loss are
+    none of them."""
+    wanted = {slot for root in seen.roots for slot in root.slots}
+    for op in reversed(seen.ops):
+        if not wanted.isdisjoint(filter(None, op.results)):
+            yield op
+            slots = set(op.needs())
+            wanted |= slots if op.name in SUMS or (op.name in WEIGHS and len(slots) == 1) else set()
 
 
 def _loss(op: Op | None) -> str:

@@ -90,6 +90,17 @@ def test_a_term_of_the_loss_that_passes_no_gradient(detached):
     assert (len(seen.facts["terms_without_gradient"]), seen.defects) == (detached, [])
 
 
+def test_the_sum_in_the_denominator_of_a_dice_loss_is_no_term():
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        shares, target = model(torch.randn(8, 4)).softmax(-1), F.one_hot(torch.randint(3, (8,)), 3)
+        loss = (1 - 2 * (shares * target).sum() / (shares.sum() + target.sum())) / 2
+        loss.backward()
+        optimizer.step()
+    assert seen.facts["terms_without_gradient"] == []
+
+
 def test_a_loop_that_steps_with_another_optimizer():
     model = Tied()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

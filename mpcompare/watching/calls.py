@@ -195,13 +195,13 @@ class Calls:
 
     def of_sum(self) -> tuple[Record, list[Event], list[Called]]:
         """Returns the record of the layers, the tape, and the calls that a backward has come through."""
-        events = needed(self.tape.events)
-        own = of_the_network(events)
-        used = [event for event in events if isinstance(event, Called) and event.passes]
+        # A loop may call a network, and detach what it returns: what such a call is given is no part of the sum.
+        unused = {id(called) for called in self.made() if not called.passes}
+        tape = needed([event for event in self.tape.events if id(event) not in unused])
+        own, used = of_the_network(tape), [event for event in tape if isinstance(event, Called)]
         for called in used:
             called.given = {at: v for at, v in called.given.items() if isinstance(v, Own) or v in own}
         record = Record(defaultdict(list), self.noted.drawn)
-        tape = [event for event in events if isinstance(event, (Op, Root)) or event in used]
         try:
             tape = _one_call_each(tape)
         except NotImplementedError as error:

@@ -249,6 +249,22 @@ def test_both_networks_of_an_adversarial_loop_are_seen(detached):
     assert set(seen.sight.parameters) >= {"G.0.weight", "D.2.bias"}
 
 
+def test_what_a_call_is_given_whose_output_is_detached_is_no_part_of_a_sum():
+    torch.manual_seed(0)
+    encoder, decoder, judge = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH), nn.Linear(WIDTH, 1)
+    optimizers = [torch.optim.Adam(m.parameters(), 1e-3) for m in (decoder, judge)]
+    with mpcompare.watch([encoder, decoder, judge], optimizers, steps=4) as seen:
+        for _ in range(2):
+            x = torch.randn(ROWS, WIDTH)
+            for optimizer, sign in zip(optimizers, (1, -1), strict=True):
+                made = decoder(torch.tanh(encoder(x)))
+                loss = sign * judge(made if sign > 0 else made.detach()).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    assert (seen.defects, seen.not_examined) == ([], [])
+
+
 def test_several_networks_have_names_and_none_is_watched_twice():
     networks, optimizers, _ = adversarial()
     watch = mpcompare.watch(list(networks.values()), list(optimizers.values()))

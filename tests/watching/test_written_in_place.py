@@ -37,6 +37,17 @@ class Added(nn.Module):
         return y
 
 
+class Skip(nn.Module):
+    """Hands on its input, into which its activation writes, as the U-Net of pix2pix does."""
+
+    def __init__(self):
+        super().__init__()
+        self.relu, self.conv = nn.LeakyReLU(0.2, inplace=True), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.conv(self.relu(x))
+
+
 class Halved(torch.autograd.Function):
     """Doubles its input in place, and passes half of the gradient."""
 
@@ -61,6 +72,7 @@ NETWORKS = {
     "two views": [Last(), nn.Unflatten(3, (2, 4)), nn.ReLU(inplace=True), nn.Flatten()],
     "added": [Added(), nn.Flatten()],
     "wrong": [nn.InstanceNorm2d(8, affine=True), Wrong(), nn.Flatten()],
+    "skip": [Skip(), nn.Flatten()],
     "dropped": [nn.InstanceNorm2d(8), nn.Dropout2d(0.5, inplace=True), nn.Flatten()],
 }
 

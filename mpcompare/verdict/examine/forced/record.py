@@ -59,6 +59,7 @@ class Call:
     autocast: torch.dtype | None = None  # its dtype in the call; None where there was none
     # whether a reentrant checkpoint makes the call, to which nobody gives a tensor that requires a gradient
     without: bool = False
+    into: int | None = None  # the place of the input that the output was written into; None of an output of its own
     # the dtypes of the outputs where backward computed the call once more
     again: list[torch.dtype] = field(default_factory=list)
     # what the network has chosen between its layers; empty in the call of a layer
@@ -242,6 +243,8 @@ class Recorder:
         if (call := self.open.pop()) is not None:  # a layer: its choices are its own
             self._choices.clear()
         if call is not None and not _hands_on(call, result):
+            given = tree_flatten((args, kwargs))[0]
+            call.into = next((at for at, v in enumerate(given) if v is result and isinstance(v, Tensor)), None)
             result = self._keep(name, call, result)
         if name and not in_backward():
             outputs = enumerate(tree_flatten(result)[0])

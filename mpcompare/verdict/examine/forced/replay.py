@@ -183,7 +183,7 @@ class Replay:
     def _given(self, recorded: Any) -> Any:
         if not is_real(recorded):
             return recorded
-        taken = recorded.to(self.dtype)
+        taken = recorded.to(self.dtype, copy=True)  # a network may write into its input
         is_operand = self.storage is not None and recorded.dtype.itemsize <= self.storage.itemsize
         return self.operand(taken) if is_operand else taken
 
@@ -349,6 +349,8 @@ class Replay:
             self._note_casts(f"input {name}")
             at = ForcedLayer(self, name, number, call, module, layer, hooks.sources, torch.is_grad_enabled())
             outputs = list(Forced.apply(self._token(flat, module), at, *flat))
+            if call.into is not None:
+                outputs = [_written(flat[call.into], outputs[0])]
             self.passed_on(name, outputs)
             return tree_unflatten(outputs, call.spec)
 
@@ -373,6 +375,16 @@ class Replay:
             marks.append(mark)
         calls = self.record.calls.get(name, [])
         return number, calls[number] if number < len(calls) else None
+
+
+def _written(x: Tensor, y: Tensor) -> Tensor:
+    """Writes the output of a layer into its input, as the layer did, and returns what the network goes on with. A skip
+    connection may hand on that input, as in the U-Net of pix2pix. A view stays as it is: a function of ours may have
+    made it, and then nobody can write into it."""
+    if not torch.is_grad_enabled() or x._is_view() or (x.is_leaf and x.requires_grad):
+        return y
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        return x.detach_().copy_(y)
 
 
 @contextmanager

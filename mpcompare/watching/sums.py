@@ -255,7 +255,7 @@ class Sums:
             stale=forgotten,
             dropped=self._dropped,
             given_up=self._given_up,
-            hidden=self.calls.reasons.first or ("" if used else "no call of the network was seen"),
+            hidden=self.calls.reasons.first or ("" if used else "no call of the network with gradients was seen"),
             training=self.calls.training,
             owned=self.owned() - others,
             hooked={n for n, p in self.params.items() if (p._backward_hooks or {}).keys() - ours or hooks_after(p)},

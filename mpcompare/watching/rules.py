@@ -54,7 +54,8 @@ def rules_of(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], stat
         adams = [AdamW, Adam] if settings.get("weight_decay") else [AdamW]
         kinds = adams if "betas" in settings and "eps" in settings else [Sgd]
     for kind in kinds if not odd else []:
-        own = {field.name: settings[field.name] for field in fields(kind) if settings.get(field.name) is not None}
+        given = {field.name: settings.get(field.name) for field in fields(kind)}
+        own = {key: _numbers(value) for key, value in given.items() if value is not None}
         with suppress(InputError):  # values of another rule, such as three betas
             known = kind(**{"weight_decay": 0.0, **own, "lr": 1.0})
             if set(state) <= set(known.initial_state(torch.zeros(()))):
@@ -63,12 +64,12 @@ def rules_of(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], stat
         return found
     taken = inspect.signature(type(optimizer)).parameters
     plain = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}
-    given = {key: plain.get(key, value) for key, value in settings.items() if key in taken and key not in ("lr",)}
+    asked = {key: plain.get(key, value) for key, value in settings.items() if key in taken and key not in ("lr",)}
 
     of_class: Any = type(optimizer)
 
     def make(p: nn.Parameter) -> torch.optim.Optimizer:
-        made = cast(torch.optim.Optimizer, of_class([p], lr=1e-3, **given))
+        made = cast(torch.optim.Optimizer, of_class([p], lr=1e-3, **asked))
         step = made.step
 
         def widened() -> None:  # it may keep masters in fp32
@@ -82,6 +83,13 @@ def rules_of(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], stat
         kinds_of = {kind: v.dim() if isinstance(v, Tensor) else -1 for kind, v in state.items()}
         found.append(Rule(name, None, make, kinds_of))
     return found
+
+
+def _numbers(setting: Any) -> Any:
+    """Returns a setting with the numbers of tensors, which torch takes in the place of numbers, too."""
+    if isinstance(setting, (list, tuple)):
+        return tuple(map(_numbers, setting))
+    return setting.item() if isinstance(setting, Tensor) else setting
 
 
 # Settings of Adam, AdamW and SGD, also of those of apex and DeepSpeed. Any other may make an optimizer of another rule.

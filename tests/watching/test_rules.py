@@ -31,6 +31,14 @@ def test_each_is_held_to_its_rule_before_its_first_update_and_after_it(ours):
         optimizer.step()
 
 
+def test_settings_may_be_tensors():
+    optimizer = torch.optim.Adam(parameters())
+    betas = [torch.tensor(0.5), torch.tensor(0.75)]
+    assert known(optimizer, lr=torch.tensor(0.1), betas=betas, weight_decay=torch.tensor(0.25)) == [
+        Adam(1.0, (0.5, 0.75), weight_decay=0.25)
+    ]
+
+
 def test_a_setting_that_ours_has_not_leaves_the_optimizer_its_own_code():
     assert known(torch.optim.SGD(parameters(), momentum=0.5, dampening=0.5)) == [None]
     assert known(torch.optim.NAdam(parameters())) == [None]

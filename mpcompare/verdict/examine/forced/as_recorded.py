@@ -46,10 +46,8 @@ class _Choices(TorchDispatchMode):
 
     def __init__(self, call: Call) -> None:
         super().__init__()
-        self.chosen, self.near = (
-            [v for v in call.outputs if isinstance(v, Tensor) and v.dtype is torch.int64],
-            call.near,
-        )
+        self.chosen = [v for v in call.outputs if isinstance(v, Tensor) and v.dtype is torch.int64]
+        self.near = call.near
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

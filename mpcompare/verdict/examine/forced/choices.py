@@ -142,8 +142,12 @@ class Choosing:
             return result
         place, name = place_of(func), func._schema.name
         theirs = self._next(place, own)
-        if theirs is None or theirs.dtype is not own.dtype or (theirs.shape != own.shape and name != NMS):
+        if theirs is None or theirs.dtype is not own.dtype or torch.equal(theirs, own):
             return result
+        if theirs.shape != own.shape and name != NMS:
+            return result
+        if not in_backward():
+            self._made.setdefault(place, []).append((own.clone(), theirs))
         theirs = theirs.clone()  # the network may write into it
         if name in ALONG:
             return along(func, args, kwargs, result, theirs, self._near)
@@ -154,7 +158,4 @@ class Choosing:
         if in_backward():
             return next((theirs for mine, theirs in self._made.get(place, ()) if torch.equal(mine, own)), None)
         left = self._left.get(place)
-        theirs = left.popleft() if left else None
-        if theirs is not None and not torch.equal(theirs, own):
-            self._made.setdefault(place, []).append((own.clone(), theirs))
-        return theirs
+        return left.popleft() if left else None

@@ -84,8 +84,8 @@ class Place:
         self._exact = self._some.taken(exact)
         self._samples: list[Tensor] = []
         self._zeros = self._terms = 0.0  # elements that became 0, of all samples; how large the terms of sums are
-        # Where a recorded gradient of a parameter is 0, and the exact one is not. And how far roundings move each
-        # element of such a gradient at most. None where that is nowhere.
+        # The elements of a parameter's recorded gradient that are 0 where the exact ones are not, and how far roundings
+        # move each element of that gradient at most; None where there are no such elements.
         self._lost: tuple[Tensor, Tensor] | None = None
         if point.kind == "parameter" and bool((lost := (self._some.taken(seen) == 0) & (self._exact != 0)).any()):
             self._lost = lost, torch.zeros_like(self._exact, dtype=torch.float64)

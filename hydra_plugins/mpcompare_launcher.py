@@ -1,4 +1,4 @@
-"""The launchers of mpcompare: ``hydra/launcher=side_by_side``, ``slurm``, and that of ``mpcompare plan``.
+"""The launchers of mpcompare: ``hydra/launcher=side_by_side``, ``slurm``, and the launcher of ``mpcompare plan``.
 
 Hydra looks for launchers in the namespace package ``hydra_plugins`` only. The work is done in ``mpcompare.command``,
 which other Hydra programs in the same environment need not import.
@@ -70,7 +70,7 @@ class Slurm(SideBySide):
             silence_limit_s: as in :class:`SideBySide`.
             executor: ``slurm`` or ``local``.
             at_once: the number of races that run at one moment with ``local``.
-            parameters: those of ``submitit.AutoExecutor``.
+            parameters: the parameters of ``submitit.AutoExecutor``.
         """
         self.asked = executor, at_once, parameters
 

@@ -6,4 +6,4 @@ from mpcompare.watching import watch
 
 __all__ = ["__version__", "compare", "watch"]
 
-__version__ = version("mpcompare") or "unknown"  # of a checkout that is on the path and not installed
+__version__ = version("mpcompare") or "unknown"  # unknown: a checkout that is on the path and not installed

@@ -50,7 +50,7 @@ def main() -> None:
     except (HydraException, OmegaConfBaseException) as error:
         if said := unknown_key(error):
             fail(said)
-        override = getattr(error, "override", None)  # one that does not parse
+        override = getattr(error, "override", None)  # an override that does not parse
         fail(f"{override + ': ' if override else ''}{error} {error.__cause__ or ''}")
     except InputError as error:
         fail(str(error))

@@ -17,7 +17,7 @@ FILE = "MPCOMPARE_CALLER"  # the variable of the environment
 
 
 class UnknownError(InputError, AttributeError):
-    """A name that nobody carried. pickle asks every module for the names that it saves, and expects AttributeError."""
+    """A name that nobody carried. pickle asks modules for the names that it saves, and expects AttributeError."""
 
 
 def save(objects: Mapping[str, Any], path: Path) -> None:
@@ -30,7 +30,7 @@ def save(objects: Mapping[str, Any], path: Path) -> None:
 
 def check(target: object) -> None:
     """Checks that a name of this module can be known: Hydra and pydoc would say no more than that a module is missing.
-    Raises UnknownError where it is one, and nobody carried any."""
+    Raises UnknownError where ``target`` is such a name, and nobody carried any object."""
     if str(target).startswith(f"{__name__}.") and FILE not in os.environ:
         __getattr__(str(target).removeprefix(f"{__name__}."))
 

@@ -1,8 +1,8 @@
-"""A clean process: one in which no backend has been. It is made before a backend's module is imported, so whatever that
-module, or the backend, changes in torch for a whole process changes nothing there.
+"""A clean process: one in which no backend has been. It is made before a backend's module is imported. So nothing
+changes there, whatever that module, or the backend, changes in torch for a whole process.
 
-What all entrants of a race are compared with is computed in it. On Linux it is a fork, which takes milliseconds and
-shares its libraries; elsewhere it is a new process, which imports them meanwhile.
+The clean process computes the values with which all entrants of a race are compared. On Linux it is a fork, which takes
+milliseconds and shares its libraries; elsewhere it is a new process, which imports the libraries meanwhile.
 """
 
 import multiprocessing
@@ -23,10 +23,10 @@ class CleanProcessError(Exception):
 
 
 class CleanProcess:
-    """Such a process.
+    """A clean process.
 
-    It makes one thing, what its functions are given first, and saves what they return. It makes the thing anew for each
-    of them: between them it holds no memory.
+    It makes one thing, gives it to a function as the first argument, and saves what the function returns. It makes the
+    thing anew for each function: between two functions it holds no memory.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ def _serve(
     within: Callable[[], AbstractContextManager[Any]],
 ) -> None:
     """Does what it is asked, until the other end of the pipe is closed, or its process is gone."""
-    near_end.close()  # a fork has it, too, and would wait for itself
+    near_end.close()  # a fork has this end, too, and would wait for itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to all processes
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     made_from: tuple[Any, ...] = ()
@@ -108,7 +108,7 @@ def _serve(
 
 
 def _again(make: Callable[..., Any], arguments: tuple[Any, ...], told: Any) -> Any:
-    """Returns the thing once more, which has to be the one of which ``told`` was said."""
+    """Returns the thing, made once more. Its answer has to be ``told`` again."""
     thing, answer = make(*arguments)
     if answer != told:
         raise ValueError(f"it made another thing from the same arguments: {answer}, not {told}")

@@ -1,4 +1,4 @@
-"""The factor of clipping, for those who examine it and those who judge it."""
+"""The factor of clipping, for the examination and for the judge."""
 
 USUAL_NORMS = (1.0, 0.5, 0.25, 0.1, 5.0)  # to which libraries clip by default, and people most of the time
 

@@ -82,7 +82,7 @@ class State(Generators):
         optimizer: its tensors for each parameter, under torch's names: ``{"exp_avg": {"layer1.weight": ...}}``
             (``momentum_buffer`` for SGD; ``exp_avg``, ``exp_avg_sq`` and ``step``, a 0-d fp32 tensor, for Adam); empty
             before the first update.
-        loss_scale: ``scale``, ``growth_tracker`` and ``overflows_left``, as far as the loss scale has them.
+        loss_scale: ``scale``, ``growth_tracker`` and ``overflows_left``, where the loss scale has them.
     """
 
     params: Params
@@ -108,9 +108,9 @@ class Backend(Protocol):
 
         warmup_steps: an int, how many first steps of a new backend run in another way than all later ones, such as
             those before a graph is captured. No step is timed before they and one more are over. 0 where left out.
-        workspaces(): ``{name: bytes}``, the memory beside tensors in which its matrix products compute, as measured so
-            far and without zeros. On a GPU it is part of the allocator's peak, on a CPU it lies outside of it. Empty
-            where left out.
+        workspaces(): ``{name: bytes}``, the memory apart from tensors in which its matrix products compute, as measured
+            so far and without zeros. On a GPU it is part of the allocator's peak, on a CPU it lies outside of the peak.
+            Empty where left out.
         promises: a :class:`mpcompare.promises.Promises`, the differences from ``amp`` that the backend declares for its
             precision and task. The verdict compares it with them, and with ``amp`` in all else. None where left out.
         called_module: the torch module that a step calls, with the names of ``model``. Hooks on its layers let the
@@ -186,7 +186,7 @@ class Backend(Protocol):
 
     def memory_model(self) -> MemoryModel:
         """Returns the bytes of every tensor that is live at a step's peak, ``{kind: {tensor: bytes}}``. The kinds are
-        those of ``mpcompare.cost.TENSOR_KINDS``. Empty if unknown."""
+        in ``mpcompare.cost.TENSOR_KINDS``. Empty if unknown."""
 
 
 class Phased(Protocol):
@@ -208,7 +208,7 @@ class Phased(Protocol):
 
     def backward(self) -> None:
         """Computes the gradients of the scaled loss over ``task.accumulate`` (or times ``share``), and adds them, in
-        fp32, to those of the step's earlier micro-batches."""
+        fp32, to the gradients of the step's earlier micro-batches."""
 
     def unscale(self) -> None:
         """Divides the gradients by the loss scale, in fp32, and looks for inf and NaN."""
@@ -240,7 +240,7 @@ class WholeStep(Protocol):
         at its end keeps copies of them for that; without them the verdict is ``within noise`` at best."""
 
 
-_Phases = Iterator[tuple[str, Any]]  # each phase that is done, and the mean of the losses so far
+_Phases = Iterator[tuple[str, Any]]  # each phase when it is done, and the mean of the losses so far
 
 
 def in_one_piece(backend: Any) -> bool:
@@ -269,7 +269,7 @@ class Walk:
         self.backend, self.in_one_piece = backend, in_one_piece(backend)
         self.loss: Any = 0.0
         take = _whole if self.in_one_piece else _by_phases
-        # It knows nothing of this walk: one that is left before its end is no circle, which would keep the backend.
+        # It knows nothing of this walk. A circle of the two would keep the backend where a walk is left before its end.
         self._phases = take(backend, batches, lr, at_the_end)
 
     def __iter__(self) -> Iterator[str]:
@@ -372,7 +372,7 @@ def warmup_steps(backend: Any) -> int:
 
 
 def workspaces(backend: Any) -> dict[str, int]:
-    """Returns the bytes beside tensors in which a backend's products compute, by name; empty where it does not say."""
+    """Returns the bytes apart from tensors in which a backend's products compute, by name; empty where not said."""
     return _answer("workspaces()", backend.workspaces(), dict[str, int]) if hasattr(backend, "workspaces") else {}
 
 
@@ -384,12 +384,12 @@ def promises_of(backend: Any) -> Promises:
 
 
 def memory_model_of(backend: Any) -> MemoryModel:
-    """Returns a backend's memory model. Raises InputError if it is none."""
+    """Returns a backend's memory model. Raises InputError if its answer is no memory model."""
     return _answer("memory_model()", backend.memory_model(), MemoryModel)
 
 
 def _answer(name: str, value: Any, expected: Any) -> Any:
-    """Returns what a backend answers. Raises InputError if it is not of its type."""
+    """Returns a backend's answer ``value``. Raises InputError if it is not of the type ``expected``."""
     check_type(f"the backend's {name}", value, expected)
     return value
 

@@ -2,10 +2,10 @@
 
 A memory model has the tensors that are live at the peak of a step, by kind, name and bytes. It replays a step as the
 sequence of its allocations and frees, and the peak is the fullest moment. It counts what the framework's allocator
-hands out. A matrix product takes as much room to compute in as its library chooses, so that is measured: on a GPU
-cuBLAS takes it from the same allocator, and it joins the model as the kind "workspace" (entrant/memory.py); the packing
-buffers of a CPU GEMM lie outside, and stand beside the model. The models themselves belong to the backends
-(backends/memory_models).
+hands out. The library of a matrix product chooses the room in which it computes, so this workspace is measured. On a
+GPU cuBLAS takes it from the same allocator, and it joins the model as the kind "workspace" (entrant/memory.py). The
+packing buffers of a CPU GEMM lie outside of the allocator and of the model. The models themselves belong to the
+backends (backends/memory_models).
 """
 
 from torch import Tensor, nn
@@ -23,8 +23,8 @@ TENSOR_KINDS = (
     "compute copies",  # 16-bit weights that a backend keeps for itself
     "cast cache",  # 16-bit weights that autocast keeps
     "activations",  # the 16-bit copy of the inputs among them
-    "gradients",  # both those of activations and those of weights
-    "workspace",  # on a GPU, that of cuBLAS
+    "gradients",  # of activations and of weights
+    "workspace",  # on a GPU, the workspace of cuBLAS
 )
 
 

@@ -36,7 +36,7 @@ def rounded_to(values: Tensor, format: Format) -> Tensor:
 
 
 def _rounded_to_tf32(values: Tensor) -> Tensor:
-    """Returns fp32 values whose last 13 bits are rounded away. A carry goes on into the exponent, up to that of inf."""
+    """Returns fp32 values whose last 13 bits are rounded away. A carry goes on into the exponent, even to inf's."""
     dropped = FP32.mantissa_bits - TF32.mantissa_bits
     bits = values.view(torch.int32)
     last = (bits >> dropped) & 1  # the last bit that stays: halfway is rounded up where it is 1

@@ -53,7 +53,7 @@ def out_of_memory(error: BaseException) -> bool:
     """Returns whether torch, on a CPU or a GPU, or Python has run out of memory."""
     if isinstance(error, MemoryError):
         return True
-    torch = sys.modules.get("torch")  # it takes seconds to import, and what was not imported raises nothing
+    torch = sys.modules.get("torch")  # torch takes seconds to import, and raises nothing before it is imported
     on_cpu = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
     return on_cpu or (torch is not None and isinstance(error, torch.OutOfMemoryError))
 

@@ -1,6 +1,6 @@
 """``result.json`` as a tree of dataclasses: entrants write its parts, and a report reads all of it (report/runs.py).
 
-The file is flat: it holds the fields of all parts beside each other. Backends of strangers answer some of them, and
+The file is flat: it holds the fields of all parts on one level. Backends of strangers answer some of the fields, and
 records come from anywhere. A report is drawn from many records, and one wrong value must cost no other run.
 """
 
@@ -43,12 +43,12 @@ class Config(ConfigAtLeast, total=False):
 class Timing:
     """The end of timing."""
 
-    rounds: int  # their number
+    rounds: int  # the number of rounds
     stopped: str  # ``rel_ci`` (every interval is narrow enough) or ``budget`` (time ran out)
-    half_width: float  # relative, of the widest interval of a ratio; of the step time, if there was one entrant
+    half_width: float  # relative, of the widest interval of a ratio; with one entrant, of its step time
     seconds: float  # duration of timing
-    race: str | None  # a name shared by those that took turns to the end; None for one alone
-    compared: int  # the round of the block that is compared with the examined backend's, drawn for each entrant
+    race: str | None  # a name shared by all entrants that took turns to the end; None for one alone
+    compared: int  # the round whose block is compared with the examined backend's, drawn for each entrant
 
 
 LOSS = "(loss)"  # the row of all that lies between the network's output and its gradient
@@ -94,9 +94,9 @@ class InferenceFields:
 class Distance:
     """The distance between two ends of one block, of tensors of one kind together."""
 
-    difference: float  # between what the timed backend and the trained one left
-    moved: float  # between the start and the end of the block, of the trained one
-    norm: float  # of what that one left
+    difference: float  # between the tensors that the timed backend and the trained backend left
+    moved: float  # between the trained backend's tensors at the start and at the end of the block
+    norm: float  # the norm of the tensors that the trained backend left
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class ResumeFields:
     step: int
     backend: str | None  # None: the checkpoint does not say it
     precision: str | None
-    weights: str  # a hash of them
+    weights: str  # a hash of the weights
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class WentOn:
     """The run of a sweep that was killed, with which a run goes on."""
 
     path: str
-    step: int | None  # after which it goes on; None where all of it is taken
-    on: dict[str, Any]  # the machine that it was on, as far as that is known
+    step: int | None  # the step after which it goes on; None where all of the run is taken
+    on: dict[str, Any]  # the machine of the killed run, as far as it is known
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,12 @@ class SetUpRecord:
     precision: str  # resolved
     engine: str  # the answer of a new backend to what computes its products
     loss_scale: str  # the name of its kind
-    construct_s: float  # in which the first backend was made, with all that is built or compiled for it
+    construct_s: float  # seconds in which the first backend was made, with all that is built or compiled for it
     dataset: str
-    dataset_reason: str  # why it was taken
+    dataset_reason: str  # the reason why the data set was taken
     dataset_fingerprint: str  # a hash of all its samples
-    initial_weights: str  # a hash of them
-    not_finite: str  # where data or first loss hold no number that fp32 can train on; empty where they all do
+    initial_weights: str  # a hash of the initial weights
+    not_finite: str  # the place of numbers, in the data or the first loss, on which fp32 cannot train; or empty
 
 
 @dataclass(frozen=True)
@@ -140,17 +140,17 @@ class ProvenanceRecord:
 
     device: str  # cpu or cuda
     device_name: str
-    host: str | None  # a hash of its name
-    threads: int | None  # the number that torch uses
+    host: str | None  # a hash of the machine's name
+    threads: int | None  # the number of threads that torch uses
     cpu_count: int | None
     platform: str | None
     python: str | None
-    versions: dict[str, str | None]  # those of packages; None where one is not installed
+    versions: dict[str, str | None]  # the versions of packages; None where a package is not installed
     cuda: str | None  # None on a CPU, as the driver
     driver: str | None
-    flags: dict[str, bool | str | None]  # those of torch's matrix products
+    flags: dict[str, bool | str | None]  # the flags of torch's matrix products
     environment: dict[str, str]  # variables that change speed without being seen in the configuration
-    commit: str | None  # that of this project, with -dirty where files differ from it; None where it is not known
+    commit: str | None  # the project's commit, with -dirty where files differ from it; None where it is not known
 
 
 @dataclass(frozen=True)
@@ -158,14 +158,14 @@ class TrainingRecord:
     """The part on training."""
 
     first_step_ms: float
-    skipped_steps: int  # those that updated nothing
-    final_loss: float  # of the last step
-    final_loss_scale: float  # after it
-    engine: str  # the answer of the trained backend
+    skipped_steps: int  # the number of steps that updated nothing
+    final_loss: float  # the loss of the last step
+    final_loss_scale: float  # the scale after the last step
+    engine: str  # the trained backend's answer to what computes its products
     dtypes: dict[str, str]  # observed in the last step
     rss_before_bytes: int | None  # the resident set before training; None where it is not known
-    peak_rss_bytes: int | None  # and at most during it
-    test_loss: float | None  # on the held-out samples
+    peak_rss_bytes: int | None  # the largest resident set during training
+    test_loss: float | None  # the loss on the held-out samples
     test_accuracy: float | None
 
 
@@ -180,11 +180,11 @@ class ObservedRecord:
 class ExaminedRecord(ObservedRecord):
     """The part of a run that was examined."""
 
-    examine_s: float  # that it took
+    examine_s: float  # the seconds that the examination took
     examine_foretold_bytes: int | None  # the memory that it was foretold to take; None where that is not known
     examine_peak_bytes: int | None  # the most memory that it took; None where that is not known
-    examine_refused: str  # why it did not begin, in a line: the machine has not that much; empty where it did
-    examine_stopped: str  # the error with which all of it stopped, so that nothing was found; empty where none did
+    examine_refused: str  # a line that says why it did not begin: there is too little memory; empty where it began
+    examine_stopped: str  # the error that stopped all of it, so that nothing was found; empty where none did
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,9 @@ class BlocksRecord:
     step_ms_p20: float  # milliseconds a step, quantiles of the blocks
     step_ms_p50: float
     step_ms_p80: float
-    samples_per_s: float  # by the median
+    samples_per_s: float  # by the median step
     flops_per_step: int | None  # operations of the products; None where they are not known
-    tflops: float | None  # 1e12 of them a second
+    tflops: float | None  # 1e12 operations a second
     timing: Timing
     timed_unfinished: int  # blocks whose weights went on changing after the clock had stopped
 
@@ -205,10 +205,10 @@ class BlocksRecord:
 class ComparedRecord(BlocksRecord):
     """The part of a run that was examined: a timed block, the one that the race drew, and the trained backend's."""
 
-    timed_loss: float  # the trained backend's in the last step
+    timed_loss: float  # the trained backend's loss in the last step
     timed_loss_difference: float  # the larger of the differences in the first step and in the last
-    timed_state: dict[str, Distance]  # by kind
-    timed_steps: int  # of the block, those before the clock started included
+    timed_state: dict[str, Distance]  # the distance of the two states, by kind of tensor
+    timed_steps: int  # the number of the block's steps, steps before the clock started included
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class PhasesRecord:
 
     phase_ms: dict[Phase, float | None]  # the median of each phase over all steps; None where it holds no work
     phase_overhead: float  # the cost of the clock between the phases, relative to bare steps in blocks that take turns
-    phase_sum_ms: float  # of all phases of a step and what lies between them: the median of the blocks with the clock
+    phase_sum_ms: float  # all phases of a step and the time between them: the median of the blocks with the clock
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class MemoryRecord:
 
     batch_bytes: int | None  # inputs and targets of a batch
     peak_memory_bytes: int  # the batch, and the most that torch's allocator had handed out at a time
-    peak_memory_bytes_analytic: int | None  # the same by the backend's model; None where it has none
+    peak_memory_bytes_analytic: int | None  # the same by the backend's model; None where it has no model
     memory_model: dict[str, dict[str, int]]  # mpcompare.contract.Backend.memory_model
     memory_by_op: dict[str, int]  # this and the next two: of mpcompare.instruments.meter.Peak
     memory_reserved_bytes: int | None
@@ -240,13 +240,13 @@ class Result:
 
     status: str
     backend: str
-    precision: str  # the one asked for, until it is resolved
+    precision: str  # the precision that was asked for, until it is resolved
     task: str | None
     batch_size: Any  # as it was asked for, which may be the reason why the run failed
     seed: Any  # the same
     config: dict[str, Any]  # the whole configuration; a finished run's is a :class:`Config`
-    error: str = ""  # why the run did not finish; empty where nothing is known of that
-    wrong_input: bool = False  # whether that is something wrong with its input, which was found before a step was taken
+    error: str = ""  # the reason why the run did not finish; empty where it is not known
+    wrong_input: bool = False  # whether its input is the reason, which was found before a step was taken
     sweep: str | None = None  # a hash of the folder of its sweep
     set_up: SetUpRecord | None = None
     machine: ProvenanceRecord | None = None

@@ -66,8 +66,8 @@ def _is_deep(value: Any, levels: int) -> bool:
 
 
 def printable(value: Any) -> Any:
-    """Returns a JSON value with every character that is not printed, but for line breaks and tabs, as its escape: those
-    that steer a terminal, or let text run backwards."""
+    """Returns a JSON value with every character that is not printed, but for line breaks and tabs, as its escape: such
+    characters steer a terminal, or let text run backwards."""
     if isinstance(value, str):
         return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in value)
     if isinstance(value, dict):
@@ -99,11 +99,11 @@ def version(package: str) -> str | None:
 
 
 def check_private(path: Path) -> None:
-    """Raises ValueError if somebody else could have written a file, or can put another in its place: it, or a folder
-    above it, belongs to another user or can be written by others.
+    """Raises ValueError if somebody else could have written a file, or can put another in its place: the file, or a
+    folder above it, belongs to another user or can be written by others.
 
-    A folder like ``/tmp``, in which nobody can move the files of others, is none of these; nor is one of a group that
-    has the number of its user, who is then alone in it.
+    A folder like ``/tmp``, in which nobody can move the files of others, is none of these. A folder of a group that has
+    its user's number is none of these: the user is alone in the group.
     """
     for each in (path, *path.resolve().parents):
         status = each.stat()

@@ -19,8 +19,8 @@ GeneratorStates = Mapping[str, Any]  # by name: ``cpu``, ``python``, ``numpy``, 
 
 
 def seed(number: int) -> None:
-    """Sets torch's generators on all devices, as ``torch.manual_seed`` does. That notes where it was called, for each
-    kind of device that is not there, and so takes a hundred times as long as setting the generator of the CPU."""
+    """Sets torch's generators on all devices, as ``torch.manual_seed`` does. ``torch.manual_seed`` notes its caller for
+    each kind of device that is not there, and so takes a hundred times as long as setting the generator of the CPU."""
     if torch.accelerator.is_available():
         torch.manual_seed(number)
     else:
@@ -34,8 +34,8 @@ def states(device: torch.device = CPU) -> GeneratorStates:
 
 
 def put_back(states: GeneratorStates, device: torch.device = CPU) -> None:
-    """Sets the generators to states that they had. One without a state, such as a GPU's after training on a CPU, stays
-    as it is."""
+    """Sets the generators to states that they had. A generator without a state, such as a GPU's after training on a
+    CPU, stays as it is."""
     if "cpu" in states:
         torch.set_rng_state(states["cpu"])
     if "python" in states:
@@ -56,8 +56,8 @@ class DeviceGenerator:
         return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.get_rng_state()
 
     def set(self, state: Tensor) -> None:
-        """Sets the state. A GPU's is left alone where it is there already: each time that it is set, cuDNN draws a new
-        seed for the dropout of recurrent layers."""
+        """Sets the state. A GPU's generator that has the state already is left alone: each time that it is set, cuDNN
+        draws a new seed for the dropout of recurrent layers."""
         if self.device.type == "cuda":
             if not np.array_equal(self.get().numpy(), state.numpy()):
                 torch.cuda.set_rng_state(state, self.device)
@@ -89,7 +89,7 @@ def saved(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore(tensors: Mapping[str, Tensor], device: torch.device) -> None:
-    """Sets the generators to states from :func:`saved`. Raises InputError where a state is none of such a generator."""
+    """Sets the generators to states from :func:`saved`. Raises InputError where a state fits no such generator."""
     try:
         states = {n: t if n in ("cpu", "cuda") else parsed(bytes(t.tolist())) for n, t in tensors.items()}
         if "python" in states:

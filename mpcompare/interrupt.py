@@ -42,7 +42,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until the block is done: a row is written once and whole, a profiler is started or not.
+    """Ctrl-C and SIGTERM wait until the block is done: a row is written once and whole, a profiler starts or does not.
 
     Nothing changes where neither would call a function: in another thread, or where they are ignored.
     """

@@ -165,7 +165,7 @@ def auto(precision: str) -> LossScale:
 
 
 def require_one_of(known: Sequence[type[LossScale]], scaling: LossScale, who: str) -> None:
-    """Raises InputError where ``who`` does not know a policy. A class that is derived from a known one is not known."""
+    """Raises InputError where ``who`` does not know a policy. A class derived from a known class is not known."""
     if type(scaling) not in known:
         names = ", ".join(each.name for each in known)
         raise InputError("loss_scale", scaling.name, f"{who} has none: expected one of auto, {names}")

@@ -1,4 +1,4 @@
-"""The operands of linear layers, as a backend shows them that calls no module: hooks would see nothing of it.
+"""The operands of linear layers, which a backend shows that calls no module: hooks would see nothing of its layers.
 
 The verdict compares each of them with the same product in float64 (docs/verdict.md). No timed step shows any.
 """
@@ -14,7 +14,7 @@ class Operands(NamedTuple):
 
     input: Tensor  # ``[n, in]``
     output: Tensor  # ``[n, out]``; with ``rectified`` what relu makes of it, 0 where the product was 0 or less
-    gradient: Tensor  # of the scaled loss with respect to the product, ``[n, out]``
+    gradient: Tensor  # ``[n, out]``, the gradient of the scaled loss with respect to the product
     rectified: bool = False
 
 

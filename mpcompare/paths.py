@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
-# In a checkout conf/, csrc/ and docs/ stand beside the package; in an installed wheel they are inside it.
+# In a checkout conf/, csrc/ and docs/ stand next to the package; in an installed wheel they are inside it.
 _ROOT = _PACKAGE.parent if (_PACKAGE.parent / "conf" / "config.yaml").is_file() else _PACKAGE
 CONF = _ROOT / "conf"
 CSRC = _ROOT / "csrc"

@@ -59,8 +59,8 @@ class Precision:
 
     name: str
     storage: Format  # the format of activations, and of gradients by them, between operators
-    # weight, activation, gradient: the formats of the operands of products: of activation and weight in forward, of
-    # gradient and weight and of activation and gradient in backward
+    # weight, activation, gradient: the formats of the operands of products. Forward multiplies activation and weight;
+    # backward multiplies gradient and weight, and activation and gradient.
     weight: Format
     activation: Format
     gradient: Format

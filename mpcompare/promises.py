@@ -27,7 +27,7 @@ class Promises:
     moments: str = "fp32"  # the format of the tensors that the optimizer keeps for each parameter
     # the norm to which gradients are clipped although the task clips nothing; None: they are not
     clip_norm: float | None = None
-    # the settings of a dynamic loss scale that are the backend's own, whatever was asked for, under the names of
+    # the settings of a dynamic loss scale that the backend always takes, whatever was asked for, under the names in
     # ``mpcompare.loss_scale.DynamicLossScale``
     loss_scale: Mapping[str, float] = field(default_factory=dict)
     # whether a step whose gradients hold inf or NaN is skipped although the loss is not scaled
@@ -44,12 +44,12 @@ class Promises:
 
     @property
     def coarse_weights(self) -> float:
-        """The most by which a weight is rounded, in units of what fp32 rounds it by."""
+        """The most by which a weight is rounded, in units of the rounding in fp32."""
         return ROUNDINGS[self.rounding] * _over_fp32(self.weights)
 
     @property
     def coarse_moments(self) -> float:
-        """The most by which a moment is rounded when it is stored, in the same units."""
+        """The most by which a moment is rounded when it is stored, in units of the rounding in fp32."""
         return _over_fp32(self.moments)
 
     @property

@@ -35,8 +35,8 @@ COLUMNS: dict[str, dict[str, type]] = {
         "messages_s": float,
     },
 }  # fmt: skip
-MOVES = "moves.json"  # of a run with checkpoints, until it is examined
-CHECKPOINTS = "checkpoints"  # the folder of this name in that of a run
+MOVES = "moves.json"  # in a run with checkpoints, until it is examined
+CHECKPOINTS = "checkpoints"  # the name of a folder within the folder of a run
 PLANNED = "planned"  # the status of a run that no process has begun
 MACHINE = ("device_name", "host", "threads")  # keys of a result: the place where the run was
 # Keys of a result that say how far a run has come: it was examined; timed; taken from a sweep that was killed.
@@ -44,8 +44,8 @@ EXAMINED, TIMES, WENT_ON = "module_dtypes", ("step_ms_p20", "error"), "went_on"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], new: bool = False) -> None:
-    """Lets ``write`` make a file beside ``path`` and moves it there: the new file is whole, or the old one stays.
-    ``new`` makes an old one a FileExistsError: of two who write at one time, one does."""
+    """Lets ``write`` make a file next to ``path`` and moves it there: the new file is whole, or the old one stays.
+    With ``new`` an old file raises FileExistsError: of two who write at one time, one succeeds."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     unfinished = Path(name)
@@ -120,7 +120,7 @@ class RunRecorder:
     def _write(self, result: dict[str, Any], new: bool = False) -> None:
         with self._writing():
             _write_result(self.folder, result, new)
-        self.result = result  # what cannot be written does not stay, and the next entries can
+        self.result = result  # entries that cannot be written do not stay, so later entries can be written
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -162,8 +162,8 @@ def _values(row: dict[str, str], types: Mapping[str, type]) -> dict[str, Any]:
 
 
 def plan(folder: Path, at_start: dict[str, Any]) -> None:
-    """Writes the record of a run that is planned, unless the folder has a record already: so a report has a row of it,
-    whatever becomes of the process that shall run it."""
+    """Writes the record of a planned run, unless the folder has a record already. So a report has a row of the run,
+    whatever becomes of its process."""
     if not (folder / RESULT).exists():
         _write_result(folder, {"status": PLANNED, **at_start})
 
@@ -182,11 +182,11 @@ def status(folder: Path) -> str | None:
 
 
 def wrong_inputs(folders: Iterable[Path]) -> list[str]:
-    """Returns what is wrong with the input of each run. It is nothing where a run got further than its input. It is
-    nothing, too, where a record cannot be read: the report says so.
+    """Returns what is wrong with the input of each run. The list is empty where a run got further than its input. It is
+    empty, too, where a record cannot be read: the report says so.
 
     Args:
-        folders: of the runs.
+        folders: the folders of the runs.
     """
     try:
         results = [read_json(folder / RESULT) for folder in folders]
@@ -197,8 +197,8 @@ def wrong_inputs(folders: Iterable[Path]) -> list[str]:
 
 
 def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
-    """Completes the record of a run whose process is gone: one that says ``running`` or ``planned`` has failed for
-    ``cause``.
+    """Completes the record of a run whose process is gone: a run whose record says ``running`` or ``planned`` has
+    failed for ``cause``.
 
     Args:
         at_start: the first entries of its result, for a run that has not written them.
@@ -217,7 +217,7 @@ def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
 
 
 def explain(folder: Path, reason: str) -> None:
-    """Adds the reason to the record of a run that was interrupted, and knows no other."""
+    """Adds the reason to the record of a run that was interrupted, where the record has no reason yet."""
     result = read_json(folder / RESULT)
     if result.get("error") == "interrupted":
         _write_result(folder, {**result, "error": f"interrupted: {reason}"})

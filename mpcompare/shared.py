@@ -36,10 +36,10 @@ class Shared:
         self._warned = False
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Returns the value called ``name``, a file's name: the one that another has made, else that of ``make``.
+        """Returns the value called ``name``, a file's name: another process has made it, or ``make`` makes it.
 
-        A file is there whole or not at all. If it can be neither written nor read, that is a warning, and this process
-        has a value of its own.
+        A file is there whole or not at all. If the file can be neither written nor read, a warning says so, and this
+        process has a value of its own.
         """
         if self.folder is None:
             return make()
@@ -72,10 +72,10 @@ class Shared:
         return _map(file)
 
     def aside(self, value: T) -> Callable[[], T]:
-        """Puts a copy of a value aside that is not needed for a while; returns what gives a new copy of it each time.
+        """Puts a copy of a value aside for a while. Returns a function that gives a new copy each time.
 
-        The copy lies in a file, which is gone with what is returned. Its tensors are in memory while somebody has them.
-        Small ones are copied in memory, and so are those of another device, and all where no file can be written.
+        The copy lies in a file, which is gone with the function. Its tensors are in memory while somebody has them. A
+        small value is copied in memory. So is a value on another device, and any value where no file can be written.
         """
         if is_large(value):
             with suppress(*_UNREADABLE), tempfile.TemporaryDirectory(prefix="mpcompare-", dir=self.folder) as folder:
@@ -108,7 +108,7 @@ _UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError
 
 
 def save(value: Any, file: Path) -> None:
-    """Saves it without a checksum, which nobody reads."""
+    """Saves a value without a checksum, which nobody reads."""
     with config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
         torch.save(value, file)
 

@@ -1,4 +1,4 @@
-"""Tensors by name, of which those that are too many for the memory lie in a file and are read one by one.
+"""Tensors by name. The tensors that are too many for the memory lie in a file and are read one by one.
 
 The examination keeps the weights before a step, its gradients, and what an optimizer remembers, in float64. Together
 these are ten times as large as the network in fp32, and only one tensor of each is looked at at a time.
@@ -28,8 +28,8 @@ class _Place(NamedTuple):
 class Stored(MutableMapping[str, Tensor]):
     """Copies of tensors, row by row.
 
-    Those that come after the first ``LARGE`` bytes lie in a file that has no name. They stay in memory where they are
-    on another device than the CPU, or where no file can be written.
+    Tensors after the first ``LARGE`` bytes lie in a file that has no name. They stay in memory where they are on
+    another device than the CPU, or where no file can be written.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:

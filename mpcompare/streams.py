@@ -24,7 +24,7 @@ def lasting() -> Iterator[None]:
         except OSError:
             _open_on_nothing(number)
     before, hung_up = (sys.stdout, sys.stderr), signal.getsignal(signal.SIGHUP)
-    if hung_up is signal.SIG_DFL:  # to ignore it is inherited by programs that are started here, a handler is not
+    if hung_up is signal.SIG_DFL:  # a program that is started here inherits SIG_IGN, and inherits no handler
         signal.signal(signal.SIGHUP, lambda *_: None)
     with Path(os.devnull).open("w") as nothing:
         sys.stdout, sys.stderr = (_Lasting(stream or nothing) for stream in before)
@@ -38,7 +38,7 @@ def lasting() -> Iterator[None]:
 
 
 class _Lasting:
-    """A stream that is as another, and is on nothing from its first error on."""
+    """A stream that does what another does, and writes into nothing from its first error on."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -66,7 +66,7 @@ class _Lasting:
             self.write(line)
 
     def _lose(self) -> None:
-        """Puts the stream on nothing, for what it holds still, and for everybody who writes to its number."""
+        """Lets the stream write into nothing: the text that it still holds, and all that others write to its number."""
         with suppress(OSError, ValueError):
             _open_on_nothing(self._stream.fileno())
             self._stream.flush()

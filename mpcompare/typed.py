@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 from mpcompare.errors import InputError, shortened
 
 WORDS = ("inf", "-inf", "nan")  # stand for numbers that JSON does not have
-LARGEST = 2**63  # of whole numbers: a record holds counts and bytes, and larger ones are no floats
+LARGEST = 2**63  # the largest whole number: a record holds counts and bytes, and larger ones are no floats
 SHOWN = 60  # characters of a wrong value in a message
 NAMES = {
     float: "a number", int: "a whole number", str: "a text", bool: "true or false", dict: "a table", list: "a list",

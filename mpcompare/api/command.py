@@ -16,7 +16,7 @@ from pathlib import Path
 from mpcompare import caller
 from mpcompare.errors import InputError
 
-GRACE_S = 10.0  # between Ctrl-C and a second one
+GRACE_S = 10.0  # seconds between Ctrl-C and a second one
 ERROR = "mpcompare: error: "
 KEPT = 20  # lines of what was said last, for the case that the command breaks
 

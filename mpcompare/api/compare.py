@@ -37,14 +37,14 @@ def compare(
     Args:
         model: a ``torch.nn.Module``, its class, or a function that makes it; None: the network of ``task``.
         loss: the name of a loss, ``model`` where the network's output has one, a class of losses, or a callable of
-            output and targets; None: that of the task, and ``model`` where a batch is a dict with labels.
+            output and targets; None: the loss of the task, and ``model`` where a batch is a dict with labels.
         data: a ``DataLoader``, a ``Dataset``, tensors or arrays ``(x, y)``, or two of these, the second of which is
             held out; the tensors ``x_train, y_train, x_test, y_test``, or a function of the seed that returns them; an
             option of the group ``data`` such as ``digits``. None: ``auto``.
         backends: one or a list of names, classes, and functions ``step(model, optimizer, batch)`` that take a step and
             return its loss. Classes and functions take part under their own names.
         precision: one or a list, names or dtypes; None: ``auto``.
-        folder: of the records and the report; None: a new one in ``multirun``, as of the command.
+        folder: gets the records and the report; None: a new folder in ``multirun``, as the command makes it.
         optimizer: a word such as ``adamw``, a class of ``torch.optim``, a function of the parameters, or an optimizer.
         lr, batch_size, steps: learning rate, samples of a batch, training steps.
         knobs: the other settings, each as on the command line: ``train={"warmup_steps": 5}``,

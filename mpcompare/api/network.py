@@ -70,7 +70,7 @@ def _asked_size(call: Arguments) -> Any:
 
 
 def _batch_size(call: Arguments) -> int:
-    """Returns the batch size of a call: the one that it asks for, its loader's, or that of the task ``module``."""
+    """Returns the batch size of a call: the size it asks for, its loader's, or the default of the task ``module``."""
     asked = _asked_size(call)
     return asked if isinstance(asked, int) else samples.batch_size_of(call.data) or BATCH_SIZE
 

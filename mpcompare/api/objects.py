@@ -15,8 +15,8 @@ Node = dict[str, Any]
 
 
 class Objects:
-    """The objects of one call. Those that a new process can import keep their own name. The others are carried there,
-    and have a name in ``mpcompare.caller``."""
+    """The objects of one call. An object that a new process can import keeps its own name. Any other is carried there,
+    and has a name in ``mpcompare.caller``."""
 
     def __init__(self) -> None:
         self.carried: dict[str, Any] = {}  # by name

@@ -27,8 +27,8 @@ def read(optimizer: Any, model: Any, objects: Objects) -> tuple[str, Mapping[str
     updates cannot be replayed.
 
     Args:
-        optimizer: a word, a class like those of ``torch.optim``, an optimizer, or a function of the parameters that
-            makes one.
+        optimizer: a word, a class like the classes of ``torch.optim``, an optimizer, or a function of the parameters
+            that makes one.
         model: the network, whose parameters have names.
         objects: gets the class where a new process cannot import it.
     """
@@ -58,7 +58,7 @@ def _by_its_class(
 
     Args:
         first: the values of its first group.
-        given: all arguments beside the parameters; None where only the group tells them.
+        given: all arguments except the parameters; None where only the group tells them.
     """
     takes = {name: each for name, each in inspect.signature(cls).parameters.items() if name != "params"}
     hidden = [name for name in takes if name not in first and name not in IMPLEMENTATION]

@@ -18,7 +18,7 @@ EXPECTED = (
     "that returns x_train, y_train, x_test, y_test"
 )
 LABELS = ("labels", "label", "targets", "target", "y")
-HELD_OUT = 9  # one of so many samples
+HELD_OUT = 9  # one sample of so many is held out
 Parts = tuple[Any, Any, Any, Any]
 
 

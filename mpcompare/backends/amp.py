@@ -65,7 +65,7 @@ class Amp(TorchModel):
         self.model = copy_of(model)
         self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.scaler = grad_scaler(loss_scale, self.device_type)
-        # A static scale is given to GradScaler.update(), which would choose one of its own.
+        # GradScaler.update() gets a static scale. Without one it would choose a scale of its own.
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
         self.skipped: bool | Tensor = False
 

@@ -26,8 +26,8 @@ OPTIONS = {
     "autotune_num_choices_displayed": 0,
     "max_autotune_report_choices_stats": False,
 }
-# One process may compile so many shapes and precisions, where dynamo's default is 8. One more is an error with
-# fullgraph; without it dynamo would go on eagerly.
+# One process may compile so many shapes and precisions; dynamo's default is 8. One more is an error with fullgraph.
+# Without fullgraph dynamo would go on eagerly.
 torch._dynamo.config.recompile_limit = 64
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns of a toolkit without a GPU
 
@@ -62,8 +62,8 @@ def require_compiler(device_type: str) -> None:
 
 
 class AmpCompile(Amp):
-    """``amp`` with forward and loss as one compiled function, which brings its backward. The optimizer is fused, and
-    skips a step on the device."""
+    """``amp`` with forward and loss as one compiled function. The compiler makes its backward, too. The optimizer is
+    fused, and skips a step on the device."""
 
     called_module = None  # the layers of a compiled step call no hooks
     peak_of = None  # inductor chooses which tensors it keeps and which it computes again

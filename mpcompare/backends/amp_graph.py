@@ -20,8 +20,8 @@ from mpcompare.tasks.task import Task
 
 
 class AmpGraph(Amp):
-    """The phases of ``amp`` in one piece, on copies of micro-batches and learning rate that always lie at the same
-    places."""
+    """The phases of ``amp`` in one piece. They read copies of micro-batches and learning rate, which always lie at the
+    same places."""
 
     called_module = None  # a graph that is replayed calls no hooks
     warmup_steps = graph.WARMUP
@@ -33,7 +33,7 @@ class AmpGraph(Amp):
         super().__init__(model, task, precision, loss_scale)
         self.optimizer = task.optimizer.make(self.model.named_parameters(), fused=True)
         for group in self.optimizer.param_groups:
-            if "capturable" in group:  # fused kernels are, and Adam wants it said
+            if "capturable" in group:  # fused kernels are capturable, and Adam wants it said
                 group["capturable"] = True
         self.optimizer._warned_capturable_if_run_uncaptured = True  # the steps before the capture run without one
         self.lr = torch.full((), task.optimizer.lr, device=device)

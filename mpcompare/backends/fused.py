@@ -14,9 +14,9 @@ The search stays a pass of its own, and the optimizer stays out of the product t
 where it is rounded to 16 bits, as with torch.amp, and no weight may change before every gradient is known to be finite.
 
 The device decides whether to skip, by how much to clip, and the next loss scale: Python never waits. On a GPU the whole
-step is one CUDA graph. All buffers are made once, those of the parameters as native/flat.py lays them out. dW_1 lies
-where the 16-bit W_1 was, because nothing reads W_1 any more by then; step() makes W_1 anew. If micro-batches follow,
-W_1 is needed again: gradients then have a buffer of their own, and another in fp32 for their sums.
+step is one CUDA graph. All buffers are made once; native/flat.py lays out the parameters' buffers. dW_1 lies where the
+16-bit W_1 was, because nothing reads W_1 any more by then; step() makes W_1 anew. If micro-batches follow, W_1 is
+needed again: gradients then have a buffer of their own, and another in fp32 for their sums.
 """
 
 import math
@@ -47,7 +47,7 @@ from mpcompare.tasks.task import Params, Task
 
 class Part(NamedTuple):
     """Tensors that belong together, element by element: fp32 masters, the optimizer's state, the scaled gradients, and
-    copies of the masters in the compute dtype (None: they are made elsewhere)."""
+    copies of the masters in the compute dtype (None: the copies are made elsewhere)."""
 
     master: Tensor
     state: Params
@@ -115,7 +115,7 @@ class Fused:
         self._set_masters(params)
         self._lay_out_batch(graphed)
         self._lay_out_scalars()
-        self.micro_batches = 0  # those of this step so far
+        self.micro_batches = 0  # the micro-batches of this step so far
 
     def _lay_out_parameters(self) -> None:
         """Makes the buffers that have an element for each of the parameters': masters, copies, optimizer state,
@@ -146,8 +146,8 @@ class Fused:
         return torch.zeros(flat.elements(self.mlp.sizes) - begin, dtype=dtype, device=self.device)
 
     def _lay_out_batch(self, graphed: bool) -> None:
-        """Makes the activations, and a place for the batch. It lies where it is given, unless it is cast, or a graph
-        reads it, always from the same place."""
+        """Makes the activations, and a place for the batch. A batch stays where it is given, unless it is cast, or a
+        graph reads it, always from the same place."""
         sizes = self.mlp.sizes
         self.casts = graphed or self.dtype is not torch.float32
         self.inputs = [
@@ -179,8 +179,8 @@ class Fused:
 
     @property
     def engine(self) -> str:
-        """``native``, and the number of kinds of products that cublasLt has no algorithm for, so that cuBLAS computed
-        them without fusion."""
+        """``native``, and the number of kinds of products for which cublasLt has no algorithm: cuBLAS computed these
+        products without fusion."""
         eager = self.loss.is_cuda and torch.ops.mpcompare.lt_unsupported_products()
         return f"native, {eager} eager" if eager else "native"
 

@@ -1,9 +1,9 @@
 """The loop as people write it, a function ``step(model, optimizer, batch)``, as a backend whose step is one piece.
 
-The function has its own autocast, backward and ``optimizer.step()``, and returns the loss. One with an argument
-``scaler`` is given a ``torch.amp.GradScaler`` of the run's loss scale. The gradients of the step are those that the
-optimizer, or the scaler, is called with: hooks of both note which tensors they are, and copy nothing. A function that
-clips its gradients calls ``torch.nn.utils.clip_grad_norm_``. The norm before clipping is noted there.
+The function has its own autocast, backward and ``optimizer.step()``, and returns the loss. A function with an argument
+``scaler`` gets a ``torch.amp.GradScaler`` of the run's loss scale. The step's gradients are the tensors with which the
+optimizer, or the scaler, is called: hooks of both note which tensors they are, and copy nothing. A function that clips
+its gradients calls ``torch.nn.utils.clip_grad_norm_``. The norm before clipping is noted there.
 """
 
 import inspect
@@ -85,14 +85,14 @@ class Loop(TorchModel):
     @property
     def grad_norm(self) -> Tensor | None:  # type: ignore[override]  # a value where others have an attribute
         """The norm before clipping, in fp32; None where the task does not clip. Where nobody has clipped, it is the
-        norm of the gradients. Raises InputError where the function has clipped by hand, so that nobody sees the norm
-        before."""
+        norm of the gradients. Raises InputError where the function has clipped by hand: nobody sees the norm before
+        that."""
         if self.task.clip_norm is None:
             return None
         norm = self._norm
         if norm is None:
             norm = nn.utils.get_total_norm(list(self._grads.values()), self.task.clip_norm_type)
-            if abs(float(norm) / self.task.clip_norm - 1) < 1e-3:  # far more than roundings make of a norm
+            if abs(float(norm) / self.task.clip_norm - 1) < 1e-3:  # roundings change a norm by far less
                 expected = f"backend={self.name} clips by hand, and nobody sees the norm before: expected "
                 raise InputError("task.clip_norm", self.task.clip_norm, expected + "torch.nn.utils.clip_grad_norm_")
         return norm.float()

@@ -9,8 +9,8 @@ The recipe of Micikevicius et al., "Mixed Precision Training" (arXiv 1710.03740)
     the optimizer updates fp32 masters    and each step ends with a copy of the masters into the 16-bit weights
     the loss is scaled by hand            and its gradients are unscaled in fp32; no autocast, no GradScaler
 
-Beside ``amp`` this costs a 16-bit copy of the weights that is always live, saves the casts of every forward, and keeps
-residual streams in 16 bits that autocast promotes to fp32.
+Compared with ``amp`` this costs a 16-bit copy of the weights that is always live, and saves the casts of every forward.
+Residual streams stay in 16 bits, where autocast promotes them to fp32.
 """
 
 from collections.abc import Mapping

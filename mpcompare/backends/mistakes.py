@@ -54,7 +54,7 @@ class SumsTheLoss(Scratch):
 
 
 class UnscalesEachMicroBatch(Scratch):
-    """The accumulated gradients are unscaled after each micro-batch: those of the first one again and again."""
+    """The gradients' sum is unscaled after each micro-batch: the first one's gradients are unscaled again and again."""
 
     def backward(self) -> None:
         super().backward()
@@ -81,7 +81,7 @@ class MomentsIn16Bits(Scratch):
 
 
 class DecaysTheGradient(Scratch):
-    """AdamW's weight decay is added to the gradient, as Adam has it: the division by sqrt(v) takes most of it away."""
+    """AdamW's decay is added to the gradient, as Adam's is: the division by sqrt(v) takes most of the decay away."""
 
     def step(self, lr: float | Tensor) -> None:
         optimizer = self.optimizer
@@ -136,7 +136,7 @@ class ResumedFromCopies(Resumed):
 
 class DoublesAfterEveryStep(Scratch):
     """The scaler of a lecture: the scale doubles after every good step, halves after one that overflows, and no step is
-    skipped. So it soon overflows, and the inf is in the weights for good."""
+    skipped. So a step soon overflows, and the inf is in the weights for good."""
 
     def step(self, lr: float | Tensor) -> None:
         overflows, self.found_inf = self.found_inf, False

@@ -25,12 +25,12 @@ class TorchModel:
     task: Task  # loss, optimizer, batch size, accumulation, clipping
     model: nn.Module  # the network, a copy that belongs to the backend
     optimizer: torch.optim.Optimizer  # updates the parameters of ``model``
-    loss: Tensor  # of the last micro-batch, with its graph
-    # dtypes of the last step, of ``activations`` (the output), ``loss`` and ``gradients``
+    loss: Tensor  # the loss of the last micro-batch, with its graph
+    # the dtypes of ``activations`` (the output), ``loss`` and ``gradients`` in the last step
     observed: dict[str, torch.dtype]
-    precision: str  # of an MLP's memory model
-    scaler: torch.amp.GradScaler  # of a backend whose ``GradScaler`` scales the loss
-    device_type: str  # of that one, too
+    precision: str  # the precision of an MLP's memory model
+    scaler: torch.amp.GradScaler  # in a backend whose ``GradScaler`` scales the loss
+    device_type: str  # in such a backend, too
     grad_norm: Tensor | None = None
     share: Tensor | None = None
 
@@ -39,15 +39,15 @@ class TorchModel:
         return self.model
 
     def master_params(self) -> Params:
-        return {name: p.float() for name, p in self.own_params().items()}  # itself; frozen ones may have 16 bits
+        return {name: p.float() for name, p in self.own_params().items()}  # no copy of fp32; frozen may be 16-bit
 
     def own_params(self) -> Params:
         """Returns the parameters as the module has them, for others to write into."""
         return params_of(self.model)
 
     def updated_params(self) -> Mapping[str, nn.Parameter]:
-        """Returns the parameters that the optimizer updates, under the names of the module's: these themselves, unless
-        there are masters."""
+        """Returns the parameters that the optimizer updates, under the module's names: the module's own parameters,
+        unless there are masters."""
         return dict(self.model.named_parameters())
 
     def observe(self, output: Tensor, loss: Tensor) -> Tensor:
@@ -109,10 +109,10 @@ class TorchModel:
 
 
 def skipped_by(step: Callable[[], object], optimizer: torch.optim.Optimizer) -> bool | Tensor:
-    """Calls ``step``, and returns whether it left the optimizer's step out, or the optimizer itself its update.
+    """Calls ``step``. Returns whether it left out the optimizer's step, or the optimizer left out its own update.
 
     GradScaler leaves ``optimizer.step()`` out to skip. A fused optimizer is called all the same, and skips by itself
-    where its ``found_inf`` is not 0, which GradScaler removes after the step.
+    where its ``found_inf`` is not 0. GradScaler removes ``found_inf`` after the step.
     """
     skipped: bool | Tensor = True
 
@@ -161,7 +161,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Pa
     state: dict[str, Params] = {}
     for name, p in params.items():
         for kind, value in optimizer.state.get(p, {}).items():
-            if value is not None:  # None: momentum of a parameter without a gradient so far
+            if value is not None:  # None: the momentum of a parameter that had no gradient so far
                 state.setdefault(kind, {})[name] = value if isinstance(value, Tensor) else torch.tensor(value)
     return state
 

@@ -1,8 +1,8 @@
 """The two files of one checkpoint: ``state.safetensors``, and ``checkpoint.json``, whose first line is a digest.
 
-The SHA-256 in that line is of all bytes after it, and among those is the SHA-256 of ``state.safetensors``. So no byte
-of either can change unnoticed, and a file of one checkpoint is not taken for that of another. It is no signature:
-anybody can write a checkpoint by hand.
+The SHA-256 in that line is of all bytes after the line, and these bytes hold the SHA-256 of ``state.safetensors``. So
+no byte of either file can change unnoticed, and a file of one checkpoint is not taken for a file of another. The digest
+is no signature: anybody can write a checkpoint by hand.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
         digest, size = _digest(file), file.stat().st_size
         flushed.result()
     content = {"format": FORMAT, "version": VERSION, **rest, "tensors": {"bytes": size, "sha256": digest}}
-    body = json.dumps(content, indent=1, allow_nan=False)[2:] + "\n"  # without its brace, which the first line has
+    body = json.dumps(content, indent=1, allow_nan=False)[2:] + "\n"  # without its first brace: the first line has it
     (folder / CONTENT).write_bytes((_first_line(body.encode()) + "\n").encode() + body.encode())
     for path in (file, folder / CONTENT):
         path.chmod(0o644)
@@ -97,7 +97,7 @@ def _read_content(file: Path) -> dict[str, Any]:
         raise Unreadable(f"{CONTENT} is no JSON, or is cut off ({error})") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise Unreadable(f"{CONTENT} is none of mpcompare's")
-    if content.get("version") != VERSION:  # before the digest, which may be another one there
+    if content.get("version") != VERSION:  # checked before the digest: another version may have another digest
         raise Unreadable(f"it has format version {content.get('version')}, and this mpcompare reads {VERSION}")
     first, _, body = raw.partition(b"\n")
     if first != _first_line(body).encode():
@@ -106,7 +106,7 @@ def _read_content(file: Path) -> dict[str, Any]:
 
 
 def _check_tensors(file: Path, size: int, digest: str) -> None:
-    """Raises Unreadable unless the file is the one whose size and digest were noted."""
+    """Raises Unreadable unless the file has the size and the digest that were noted."""
     try:
         status = file.stat()
     except FileNotFoundError as error:

@@ -29,10 +29,10 @@ _NAME = re.compile(rf"step-(\d{{6,}})({re.escape(REPLACED)})?")
 def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
     """Adds a checkpoint to ``folder``, which is made where it is missing, and returns its own folder.
 
-    It is on the disk when this returns, and only then older ones are deleted: the last ``keep - 1`` of these stay, so
-    that for a moment there are ``keep + 1``. Those of later steps are deleted too: they belong to another course that
-    training took from an earlier checkpoint, and would pass for the newest. Raises InputError where it cannot be
-    written. The checkpoints that were there stay."""
+    The checkpoint is on the disk when this returns. Only then older ones are deleted: the last ``keep - 1`` of them
+    stay, so that for a moment there are ``keep + 1``. Checkpoints of later steps are deleted too: they belong to
+    another course that training took from an earlier checkpoint, and would pass for the newest. Raises InputError
+    where the checkpoint cannot be written. The checkpoints that were there stay then."""
     check_whole("keep", keep, at_least=1)
     path = folder / f"step-{checkpoint.step:06d}"
     unfinished = None
@@ -64,7 +64,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
 
 
 def newest(folder: Path, before: float = math.inf) -> Path | None:
-    """Returns the newest checkpoint of ``folder`` of a step before this one, not yet verified; None: there is none."""
+    """Returns the newest checkpoint in ``folder`` of a step below ``before``, not yet verified; None: there is none."""
     return next((path for path in _all(folder) if _step(path) < before), None)
 
 
@@ -73,9 +73,9 @@ def load(path: Path, older: bool = False, before: float = math.inf) -> Checkpoin
     field is ``resume``.
 
     Args:
-        path: one checkpoint; or a folder of them, or that of a run, whose newest is meant.
-        older: whether one before it will do if it is damaged. A warning then says which one was taken, and why.
-        before: of several, those of this step and later ones are left out, unless there is no other.
+        path: one checkpoint; or a folder of checkpoints or of a run, whose newest checkpoint is meant.
+        older: whether an older one will do if the newest is damaged. A warning then says which one was taken, and why.
+        before: in a folder of several, checkpoints of this step and later are left out, unless there is no other.
     """
     faults: list[str] = []
     candidates = _candidates(path)
@@ -141,7 +141,7 @@ def _tidy(folder: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Deletes a checkpoint, under a name that says so, so that half of one never looks like one."""
+    """Deletes a checkpoint, under a name that says so: half of a checkpoint never looks like a whole one."""
     doomed = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
     try:
         path.rename(doomed)

@@ -23,8 +23,8 @@ def layer_dtypes_of_mlp(
     Args:
         masters, params: ``W1, b1, ...``: the parameters that the optimizer updates, and the copies that are multiplied.
         z: dtypes of the inputs of each layer, and of the output.
-        grads: the gradients as the products made them; that of a bias is a sum of its layer's ``da``, in the same
-            dtype.
+        grads: the gradients as the products made them; the gradient of a bias is a sum of its layer's ``da``, in the
+            same dtype.
         loss: the cells of the loss that are known.
     """
     rows: ModuleDtypes = {}

@@ -1,8 +1,8 @@
 """The dtypes in which each layer of a compiled step runs, read from the graphs that inductor is given.
 
 Hooks do not work inside of a graph. Each of its nodes knows the dtype of its value and the modules that it comes from;
-a node of backward knows them by the forward node that it differentiates. The two graphs are what inductor starts from,
-casts and decompositions included. The kernels that it makes of them are not seen: pointwise operations that it fuses
+a node of backward knows its modules by the forward node that it differentiates. Inductor starts from the two graphs,
+casts and decompositions included. The kernels that inductor makes are not seen: pointwise operations that it fuses
 stay in fp32 in between (torch._inductor.config.emulate_precision_casts), where the graph rounds.
 """
 
@@ -22,14 +22,14 @@ from mpcompare.contract import ModuleDtypes
 def layer_dtypes_of_compiled_step(
     model: nn.Module, masters: Mapping[str, Tensor], step: Callable[..., Tensor], options: dict[str, Any]
 ) -> ModuleDtypes:
-    """Compiles ``step`` and returns the dtypes in the graphs of its forward and backward, which are run as they are:
-    the table of :meth:`mpcompare.contract.Backend.module_dtypes`.
+    """Compiles ``step`` and returns the dtypes in the graphs of its forward and backward: the table of
+    :meth:`mpcompare.contract.Backend.module_dtypes`. The graphs are run as they are.
 
     Args:
         model: the module with the weights that it computes with.
         masters: the parameters that the optimizer updates, under the names of the model's.
-        step: ``step(model)`` returns the loss. It is compiled under its own name, so that what is compiled here is
-            never looked up where the step is timed.
+        step: ``step(model)`` returns the loss. It is compiled under its own name, so that the timed step never finds
+            the code that is compiled here.
         options: inductor's options.
     """
     graphs: list[Graph] = []
@@ -73,8 +73,8 @@ def _dtypes(nodes: Iterable[Node]) -> set[torch.dtype]:
 
 
 def _read_forward(nodes: Sequence[Node], modules: Mapping[str, str], state: set[str], dtypes: LayerDtypes) -> None:
-    """Adds the dtypes of forward. A module's inputs come from nodes that are not its own and hold no state; its
-    outputs go to nodes that are not its own."""
+    """Adds the dtypes of forward. A module's inputs come from nodes outside of it that hold no state; its outputs go to
+    nodes outside of it."""
     # A copy_ writes a buffer of the module, and is part of no layer's arithmetic.
     called = [n for n in nodes if n.op == "call_function" and n.target is not torch.ops.aten.copy_.default]
     stacks = {node: _stack(node, modules) for node in called}
@@ -91,7 +91,7 @@ def _read_forward(nodes: Sequence[Node], modules: Mapping[str, str], state: set[
 def _read_backward(nodes: Sequence[Node], modules: Mapping[str, str], dtypes: LayerDtypes) -> None:
     """Adds the dtypes of backward. The gradient of a module's output comes from backward nodes that are not its own.
     Behind the loss, a node that comes from no module adds the gradients from several users of a tensor: it counts to
-    the modules that all of them come from. Constants are shared and come from no module."""
+    the modules that all these users come from. Constants are shared and come from no module."""
     stacks: dict[Node, list[str]] = {}
     in_loss = True
     for node in nodes:

@@ -1,6 +1,6 @@
 """The dtypes in which each layer of a torch module runs, seen in one step.
 
-Hooks see the tensors that a layer is given and hands on. A dispatch mode sees the operators themselves, below autograd
+Hooks see the tensors that a layer takes and returns. A dispatch mode sees the operators themselves, below autograd
 and autocast: under autocast a linear layer that is given fp32 is seen to multiply bf16.
 """
 
@@ -23,7 +23,7 @@ class LayerDtypesMode(TorchDispatchMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.dtypes = LayerDtypes()
-        self.inside: list[tuple[str, int]] = []  # the modules that are being called, and autograd's count before each
+        self.inside: list[tuple[str, int]] = []  # modules being called, and autograd's count before each call
         self.node_of: str | None = None  # the layer whose backward is running
         self.in_loss = False
         self.claimed: set[Any] = set()  # the nodes of the autograd graph whose layer is known
@@ -97,7 +97,7 @@ class LayerDtypesMode(TorchDispatchMode):
 
 
 def layer_dtypes_of_step(model: nn.Module, masters: Mapping[str, Tensor], step: Callable[[], Tensor]) -> ModuleDtypes:
-    """Takes ``step``, a training step of ``model`` that returns the loss, and returns the dtypes that were seen in it:
+    """Takes ``step``, a training step of ``model`` that returns the loss. Returns the dtypes that are seen in the step:
     the table of :meth:`mpcompare.contract.Backend.module_dtypes`.
 
     Args:

@@ -25,8 +25,8 @@ MOVES = {
 def arithmetic(op: Any, operands: Iterable[torch.dtype]) -> set[torch.dtype]:
     """Returns the dtypes in which an operator computes; empty if it computes nothing.
 
-    They are those of its operands; of a pointwise operator the widest one, to which torch promotes the others. The
-    dtypes inside of a kernel, such as those of its fp32 sums of 16-bit products, cannot be seen from outside.
+    They are the dtypes of its operands; of a pointwise operator the widest one, to which torch promotes the others.
+    The dtypes inside of a kernel, such as fp32 for its sums of 16-bit products, cannot be seen from outside.
 
     Args:
         operands: dtypes of its tensors, without scalars.

@@ -1,4 +1,4 @@
-"""The memory model of a step by autograd: of the backends fp32 and amp, and of amp_graph, which captures one.
+"""The memory model of a step by autograd: for the backends fp32 and amp, and for amp_graph, which captures a step.
 
 Autograd keeps each layer's input and each relu's output. Relu is not in place, and autocast keeps the 16-bit copies of
 the weights until the forward ends.
@@ -19,13 +19,13 @@ def autograd_peak(task: PlainMlp, precision: str) -> MemoryModel:
     _loss(ledger, task, size)
     _loss_backward(ledger, task, size)
     _backward(ledger, task, size)
-    alloc_update(ledger, task, adam_temporaries=2)  # sqrt, and that over the bias correction
+    alloc_update(ledger, task, adam_temporaries=2)  # sqrt(v), and sqrt(v) over the bias correction
     return ledger.peak
 
 
 def captured_peak(task: PlainMlp, precision: str) -> MemoryModel:
-    """Returns the tensors at the peak of that step as a CUDA graph, which reads a copy of the batch at a place of its
-    own."""
+    """Returns the tensors at the peak of the step as a CUDA graph. The graph reads a copy of the batch at a place of
+    its own."""
     model = autograd_peak(task, precision)
     static = {f"static {name}": size for name, size in model["inputs"].items()}
     return {**model, "inputs": {**model["inputs"], **static}}
@@ -58,7 +58,7 @@ def _loss(ledger: Ledger, task: PlainMlp, size: int) -> None:
     else:
         ledger.alloc("activations", "squares", outputs, 4)
         ledger.alloc("activations", "squares, to be summed", outputs, 4)
-        # The scalar that mse_loss returns keeps its squares, and a backend keeps that until the next step.
+        # The scalar that mse_loss returns keeps its squares, and a backend keeps the scalar until the next step.
         ledger.free("squares, to be summed", "squares of the last step")
     ledger.free(*(f"b{layer} 16-bit" for layer in range(1, last + 1)), "W1 16-bit")  # W2.. are needed for dz
 

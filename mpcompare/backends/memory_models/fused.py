@@ -10,9 +10,9 @@ from mpcompare.tasks.mlp import PlainMlp
 def fused_peak(task: PlainMlp, precision: str) -> MemoryModel:
     """Returns all tensors of fused, padded as native/flat.py lays them out.
 
-    dW_1 lies where the 16-bit W_1 was, unless micro-batches are accumulated. On CUDA three things come on top that are
-    not modelled: what linear_backward takes, which is dz, the size of z, for a layer of many outputs, and sums of each
-    block of its kernel for one of few; and a graph's copy of an fp32 batch.
+    dW_1 lies where the 16-bit W_1 was, unless micro-batches are accumulated. On CUDA three things are not modelled:
+    linear_backward's dz, of the size of z, for a layer of many outputs; its sums of each block of its kernel, for a
+    layer of few outputs; and a graph's copy of an fp32 batch.
     """
     n, sizes, size = task.rows, task.sizes, PRECISIONS[precision].storage.bytes
     last, low = len(sizes) - 1, size < 4

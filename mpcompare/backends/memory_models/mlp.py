@@ -1,4 +1,4 @@
-"""The parts that the memory models of an MLP's step share. Names and shapes are those of :mod:`mpcompare.tasks.mlp`."""
+"""The parts that memory models of an MLP's step share. Names and shapes are as in :mod:`mpcompare.tasks.mlp`."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,7 +11,7 @@ from mpcompare.tasks.groups import in_group
 from mpcompare.tasks.mlp import PlainMlp
 from mpcompare.tasks.optimizers import AdamW, Sgd
 
-PeakOf = Callable[[PlainMlp, str], MemoryModel]  # of an MLP in a precision
+PeakOf = Callable[[PlainMlp, str], MemoryModel]  # the tensors at the peak, for an MLP and a precision
 
 
 def ledger_with_inputs(task: PlainMlp) -> Ledger:
@@ -29,7 +29,7 @@ def ledger_with_inputs(task: PlainMlp) -> Ledger:
 def ledger_before_a_step(task: PlainMlp, itemsize: int = 4) -> Ledger:
     """Returns a ledger that holds all that is live before a step: the batch, the master parameters and the optimizer's
     state, the last two with ``itemsize`` bytes an element. With accumulation it also holds the fp32 sums of the
-    micro-batches' gradients: they are live from the first micro-batch on, and the peak is in a later one.
+    micro-batches' gradients: the sums are live from the first micro-batch on, and the peak is in a later one.
     """
     ledger = ledger_with_inputs(task)
     for layer in range(1, len(task.sizes)):
@@ -56,7 +56,7 @@ def state_kinds(task: PlainMlp) -> list[str]:
 def alloc_update(ledger: Ledger, task: PlainMlp, adam_temporaries: int) -> None:
     """Adds the fp32 temporaries of the largest weight's update; torch updates tensor by tensor.
 
-    ``adam_temporaries``: how many of the weight's size Adam has at a time.
+    ``adam_temporaries``: the number of tensors of the weight's size that Adam has at a time.
     """
     largest, layer = max((fan_in * fan_out, n) for n, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1))
     optimizer, _ = in_group(task.optimizer, task.name_of(f"W{layer}"), 2)

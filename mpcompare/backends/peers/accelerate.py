@@ -6,7 +6,7 @@ Accelerate calls the forward under autocast and casts what it returns to fp32; t
 ``mixed_precision="fp16"`` computes in fp32, without a scaler and without a word (1.15.0). ``optimizer.step()`` is the
 scaler's step and update in one.
 
-Changed here: the scaler has the settings that were asked for (``GradScalerKwargs``), which are its own by default.
+Changed here: the scaler has the settings that were asked for (``GradScalerKwargs``); by default they are its own.
 Gradients are unscaled in a phase of their own, and clipped by torch's function, which ``accelerator.clip_grad_norm_``
 calls after it has unscaled them. Micro-batches are counted by the task and not by ``accelerator.accumulate``.
 """

@@ -4,7 +4,7 @@
     optimizer = torch.optim.SGD(model.parameters(), lr)
 
 It needs the least memory. But an update below half a gap of bf16, which is 1/256 to 1/512 of the weight, is rounded
-away, and so is most of what a moment remembers. The loss is computed in fp32, of the bf16 output.
+away, and so is most of what a moment remembers. The loss is computed in fp32 from the bf16 output.
 """
 
 import torch

@@ -6,8 +6,8 @@ The module is cast to bf16, and the optimizer updates fp32 masters. Gradients ar
 configuration says nothing of clipping, and a step whose gradients overflow is skipped in bf16, too (0.19.8). The first
 engine of a machine compiles an operator, which takes a minute and a C++ compiler.
 
-Changed here: the gradients are those that the optimizer is given, after DeepSpeed has clipped them; a hook keeps them
-past the step. The process group is made without a launcher. There is no fp16, which DeepSpeed refuses on a CPU.
+Changed here: the gradients are the ones that the optimizer gets, after DeepSpeed has clipped them; a hook keeps them
+past the step. The process group is made without a launcher. There is no fp16: DeepSpeed refuses it on a CPU.
 """
 
 import logging

@@ -6,8 +6,8 @@ Fabric casts the inputs before the forward, and the outputs to fp32 after it. On
 ``bf16-mixed``, with a warning; ``backend.plugin=true`` passes ``MixedPrecision("16-mixed", "cpu")`` instead, and gets
 fp16 with a GradScaler. ``optimizer.step()`` is the scaler's step and update in one.
 
-Changed here: the scaler has the settings that were asked for, which are its own by default. Gradients are unscaled in a
-phase of their own, by which Fabric's plugin does it, and then clipped by the function that Fabric calls, since
+Changed here: the scaler has the settings that were asked for; by default they are its own. Gradients are unscaled in a
+phase of their own, by the call that Fabric's plugin makes, and then clipped by the function that Fabric calls.
 ``fabric.clip_gradients`` would unscale them again, and raises an error where they overflow.
 """
 
@@ -28,7 +28,7 @@ class FabricRow(SetUp):
     """A module and an optimizer that Fabric has set up.
 
     Attributes:
-        plugin: whether the precision is passed as a plugin, which Fabric takes as it is.
+        plugin: whether the precision is passed as a plugin. Fabric takes a plugin as it is.
     """
 
     PRECISIONS = ("fp16", "bf16")

@@ -156,7 +156,7 @@ class JaxRow:
         return {what: name[str(array.dtype)] for what, array in observed.items()}
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        return {}  # torch's hooks see nothing of it
+        return {}  # torch's hooks see nothing of JAX
 
     def _moments(self) -> dict[str, dict[str, Any]]:
         """Returns what Optax keeps of each parameter, by torch's names."""
@@ -188,7 +188,7 @@ class JaxRow:
 
 
 def optimizer_of(optax: Any, task: Task) -> Any:
-    """Returns Optax's transformation for a learning rate of 1, by which its changes are multiplied: a schedule's."""
+    """Returns Optax's transformation for a learning rate of 1. A step multiplies its changes by the schedule's rate."""
     asked = require_known(task.optimizer, "backend=jax")
     if isinstance(asked, Sgd):
         if asked.weight_decay:

@@ -7,7 +7,7 @@ https://optimi.benjaminwarner.dev/kahan_summation/
 
 Changed here: ``kahan_sum=True`` is said, because optimi else turns it on in the first step of a new optimizer, and not
 in one that loads a state of tensors alone. optimi has no Nesterov momentum, and its Adam no coupled weight decay. Its
-moments after t updates are those of torch over 1 - beta^t, so that the state has them under names of their own.
+moments after t updates are torch's moments over 1 - beta^t, so the state has them under names of their own.
 """
 
 from collections.abc import Mapping

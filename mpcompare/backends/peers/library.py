@@ -20,8 +20,8 @@ PYTHON = {"jax": (3, 11), "keras": (3, 11)}  # the oldest Python of these backen
 
 
 def library(module: str, backend: str) -> ModuleType:
-    """Imports ``module``, which ``backend`` is made of; the extra that installs it has the backend's name. Raises
-    BackendUnavailable where it is not installed, or cannot be imported here."""
+    """Imports ``module`` for ``backend``. The extra that installs the module has the backend's name. Raises
+    BackendUnavailable where the module is not installed, or cannot be imported here."""
     oldest = PYTHON.get(backend, (3, 10))
     if sys.version_info < oldest:
         here, needed = (".".join(map(str, version[:2])) for version in (sys.version_info, oldest))

@@ -6,8 +6,8 @@ https://github.com/pytorch/ao/tree/main/torchao/optim
     optimizer = torchao.optim._AdamW(model.parameters(), lr, bf16_stochastic_round=True)
 
 Each update is computed in fp32 and compiled (it needs a C++ compiler on a CPU); the moments are kept in bf16. On
-average no update is lost. Changed here: the learning rate is written into the tensor that torchao makes of it. It has
-Adam and AdamW, and no SGD.
+average no update is lost. Changed here: the learning rate is written into the tensor that torchao makes of the rate.
+torchao has Adam and AdamW, and no SGD.
 """
 
 from typing import Any

@@ -28,7 +28,7 @@ LONGEST = 60  # characters of a folder in which sockets can be made: 107 with th
 
 
 class Belongings:
-    """Those of one sweep. ``folder`` is for temporary files, and its name marks the processes."""
+    """The belongings of one sweep. ``folder`` is for temporary files, and its name marks the processes."""
 
     def __init__(self, folder: Path, forget: Callable[[], None]) -> None:
         """``forget`` deletes what was compiled and does not count yet."""
@@ -43,7 +43,7 @@ class Belongings:
 
     @contextmanager
     def shared(self, beside: Path) -> Iterator[Path | None]:
-        """Makes a folder for the values that the entrants of a race share (``shared.py``); yields None if it cannot."""
+        """Makes a folder in ``beside`` for the values that entrants share (``shared.py``); yields None if it cannot."""
         try:
             folder = Path(tempfile.mkdtemp(dir=beside, prefix=".shared-")).resolve()
             (self.folder / folder.name).symlink_to(folder)

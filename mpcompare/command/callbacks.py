@@ -53,7 +53,7 @@ class ReportOfJobs(Callback):
 
 def _check(config: DictConfig, folder: str, below: bool) -> None:
     """Ends the program with one line if the output folder will not do, the report cannot be as it was asked for, or the
-    job has no name for files."""
+    job has no name for its files."""
     from mpcompare.report.comparable import check_allowed
     from mpcompare.report.formats import check_formats
 
@@ -79,8 +79,8 @@ def _check(config: DictConfig, folder: str, below: bool) -> None:
 
 
 def check_folder(field: str, name: str, below: bool) -> None:
-    """Raises InputError if the folder cannot be written, or it, or one ``below`` it, holds a run that would be mixed
-    in."""
+    """Raises InputError if the folder cannot be written, or if it, or a folder ``below`` it, holds a run: two runs
+    would be mixed."""
     from mpcompare.records import check_unused
 
     folder = Path(name)

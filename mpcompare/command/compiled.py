@@ -1,8 +1,8 @@
 """The cache of torch.compile is ours, and holds no half of a compilation.
 
-A compiler writes a library to the place where torch looks for it. One that is killed there leaves half a library, and
-in the cache that all programs of a user share every later compilation would fail with it. Here files count only once
-the run that wrote them has ended well: their names and sizes are listed then, and whatever else there is, is deleted.
+A compiler writes a library to the place where torch looks for it. If it is killed there it leaves half a library. In a
+cache that all programs of a user share, every later compilation would fail with it. Here files count only once the run
+that wrote them has ended well: their names and sizes are listed then, and all other files are deleted.
 """
 
 import fcntl
@@ -22,13 +22,13 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 @contextmanager
 def compiled(within: Path | None = None) -> Iterator[Callable[[], None]]:
-    """Gives the processes that are started in this block a cache; what they compile counts unless it raises.
+    """Gives the processes that are started in this block a cache; what they compile counts unless the block raises.
 
     Args:
-        within: the folder of a cache for this block alone, where another sweep uses ours; None: that of the system.
+        within: the folder for a cache of this block alone, where another sweep uses ours; None: the system's folder.
 
     Yields:
-        A function that makes the cache forget what has not counted before: a process was killed, or failed.
+        A function that deletes the files that do not count yet: for a process that was killed, or failed.
     """
     if VARIABLE in os.environ:  # the user's own
         yield lambda: None

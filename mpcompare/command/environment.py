@@ -1,4 +1,4 @@
-"""``mpcompare env``: what the report of a fault needs. It works without torch, too: then that is what it reports."""
+"""``mpcompare env``: what the report of a fault needs. It works without torch, too, and then reports that."""
 
 import os
 import platform
@@ -47,7 +47,7 @@ def show_environment(version: str) -> None:
 
 
 def _instructions() -> list[str]:
-    """Returns those of ``SETS`` that the CPU has."""
+    """Returns the instruction sets of ``SETS`` that the CPU has."""
     try:
         flags = re.findall(r"^(?:flags|Features)\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

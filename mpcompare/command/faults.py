@@ -1,4 +1,4 @@
-"""Faults that a user can mend, in one line: those of a run, and keys that are misspelt, with others like them."""
+"""Faults that a user can mend, in one line: faults of a run, and misspelt keys, with the keys that are like them."""
 
 import difflib
 import errno
@@ -39,14 +39,14 @@ def _shadowing(error: BaseException) -> list[str]:
     or of packages that mpcompare needs."""
     here, needed = Path.cwd().resolve(), {*sys.stdlib_module_names, *PACKAGES}
     files = [getattr(sys.modules.get(name), "__file__", None) or "" for name in needed]
-    files += [frame.filename for frame in traceback.extract_tb(error.__traceback__)]  # one that failed is in no table
+    files += [frame.filename for frame in traceback.extract_tb(error.__traceback__)]  # a failed module is in no table
     inside = (Path(file).resolve().relative_to(here).parts[0] for file in files if Path(file).is_relative_to(here))
     return sorted({name for name in inside if name.removesuffix(".py") in needed})
 
 
 def unknown_key(error: Exception) -> str | None:
-    """Returns the line for an override of a key that is not there: what is like it, or how it is appended. None for
-    another error.
+    """Returns the line for an override of a key that is not there: keys that are like it, or how it is appended. None
+    for another error.
 
     A key without its section is found too: ``batch_size`` is near ``task.batch_size``. The section of a key is not like
     it: ``task.model.width`` is appended to ``task.model``.
@@ -65,7 +65,7 @@ def unknown_key(error: Exception) -> str | None:
 
 def check_appended(overrides: Sequence[str], chosen: Collection[str]) -> None:
     """Raises InputError for ``+experment=...``: Hydra takes a misspelt group for a new key, which nobody reads.
-    ``chosen`` are the groups of which an option is chosen, those of plug-ins among them."""
+    ``chosen`` are the groups of which an option is chosen, groups of plug-ins among them."""
     for override in overrides:
         name, _, value = override.partition("=")
         if not name.startswith("+") or name.lstrip("+") in chosen or "." in name:

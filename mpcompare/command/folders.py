@@ -12,7 +12,7 @@ def free(pattern: str) -> str:
     """Makes a folder that did not exist, and returns its path: two runs that begin in one second get two. ``pattern``
     is for ``strftime``; the second folder of a second has ``-2`` after it."""
     name = datetime.now().strftime(pattern)
-    with suppress(OSError):  # who writes there says why that cannot be done
+    with suppress(OSError):  # the program that writes there says why it cannot
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
             path = Path(name if number == 1 else f"{name}-{number}")

@@ -26,7 +26,7 @@ def fork_server(fork: bool = True) -> Iterator[context.BaseContext]:
     """Makes processes in which ``HELD_BACK`` are blocked at first, with the environment that the launcher has now.
 
     Args:
-        fork: False if they are to load their libraries anew, as they must where their environments differ.
+        fork: False if processes are to load their libraries anew, as they must where their environments differ.
 
     Yields:
         The ``multiprocessing`` context to take processes and pipes from; start them with :func:`start`.
@@ -78,7 +78,7 @@ def _held_back() -> Iterator[None]:
 
 
 def _end_server() -> None:
-    """Ends the server. One that lived on would hand its old environment to the next sweep of this process."""
+    """Ends the server. A server that lived on would hand its old environment to the next sweep of this process."""
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""A race that was killed goes on in its own folders, or in those of a new sweep (``resume=``), into which all that its
-runs have is taken before any job begins.
+"""A race that was killed goes on in its own folders, or in the folders of a new sweep (``resume=``). The files of its
+runs are taken there before any job begins.
 
-A race that was finished is taken whole. In any other each entrant goes on from its last checkpoint, or is taken as it
-is if it was trained and examined, or begins; then all are timed anew, together. The folders of a killed sweep that goes
-on in a new one stay as they are, and the new sweep does not need them any more.
+A finished race is taken whole. In any other race each entrant goes on from its last checkpoint, or is taken as it is if
+it was trained and examined, or begins; then all are timed anew, together. The folders of a killed sweep that goes on in
+a new one stay as they are, and the new sweep does not need them any more.
 """
 
 import json
@@ -34,7 +34,7 @@ def is_sweep(config: Mapping[str, Any]) -> bool:
 
 
 def take_over(races: Sequence[Sequence[Job]]) -> None:
-    """Takes into the folders of jobs what the sweeps have left that they resume. Raises InputError where such a sweep
+    """Takes into the folders of jobs the files of the sweeps that the jobs resume. Raises InputError where such a sweep
     had other jobs, or its files cannot be read or copied."""
     jobs = [job for race in races for job in race if is_sweep(job.record_at_start["config"])]
     left: dict[str, _Left] = {}
@@ -59,7 +59,7 @@ def finished(race: Sequence[Job]) -> bool:
 
 
 def ready(race: Sequence[Job]) -> None:
-    """Readies the folders of a race in which runs were begun, when the processes that ran them are gone."""
+    """Readies the folders of a race whose runs were begun, when the processes that ran them are gone."""
     for job in race:
         if job.folder.exists():
             with locked(job.folder):
@@ -96,7 +96,7 @@ def _fitting(source: Path, jobs: Sequence[Job]) -> "dict[str, _Left]":
         others = {job.name: run.differing(job, (*FREE, *TIMED)) for job in free}
         if name := next((name for name, fields in others.items() if not fields), None):
             fitting[name] = run
-        elif jobs[0].hydra["sweeper"].get("max_batch_size") is None:  # else it may be one of a later batch
+        elif jobs[0].hydra["sweeper"].get("max_batch_size") is None:  # else it may be a job of a later batch
             fields = min(others.values(), key=len, default=["nothing"])
             more = f"; and {len(fields) - 1} more differ" if len(fields) > 1 else ""
             expected = f"no job of this sweep goes on with {run.folder.name}, which has {fields[0]}{more}"
@@ -122,7 +122,7 @@ class _Left:
         return any((self.folder / CHECKPOINTS).glob("step-*"))
 
     def differing(self, job: Job, free: Sequence[str]) -> list[str]:
-        """Returns the fields in which its configuration is not that of a job, with both values."""
+        """Returns the fields in which its configuration differs from a job's configuration, with both values."""
         was, now = _fields(self.result["config"], free), _fields(records.finite(job.record_at_start["config"]), free)
         fields = [field for field in dict.fromkeys((*was, *now)) if was.get(field) != now.get(field)]
         return [f"{field}={was.get(field)} and not {now.get(field)}" for field in fields]
@@ -132,8 +132,8 @@ class _Left:
         return self.result["status"] == "ok" and not self.differing(job, FREE)
 
     def take(self, job: Job, whole: bool) -> None:
-        """Takes its files into the folder of a job, its result last, with which they count; its times only if it is
-        taken ``whole``."""
+        """Takes its files into the folder of a job, its result last: with the result the files count. Takes its times
+        only if it is taken ``whole``."""
         result = (self.result if whole else self._untimed()) | self._origin(None)
         result |= {"sweep": job.record_at_start["sweep"]}
         leave = shutil.ignore_patterns(RESULT, CHECKPOINTS, ".*", "*.log", *(() if whole else [BLOCKS]))
@@ -146,8 +146,8 @@ class _Left:
             raise InputError("resume", self.folder, f"cannot be taken into {job.folder} ({error})") from error
 
     def ready(self, job: Job) -> None:
-        """Readies the folder, which is the job's own, to go on after its last checkpoint; without one, to begin anew:
-        then its files get names of their own, such as ``steps.csv.1``, and are kept."""
+        """Readies the folder, which is the job's own, to go on after its last checkpoint. Without a checkpoint the job
+        begins anew: then the old files get names such as ``steps.csv.1``, and are kept."""
         if self.result["status"] == PLANNED:
             return
         origin = self.result["config"].get("resume")  # of training that began elsewhere, not all steps are here
@@ -163,12 +163,12 @@ class _Left:
         records.plan(self.folder, job.record_at_start)
 
     def _untimed(self) -> dict[str, Any]:
-        """Returns the result without the times, of a run that goes on."""
+        """Returns the result of a run that goes on: without the times."""
         result = dict(takewhile(lambda item: item[0] not in TIMES, self.result.items()))
         return {**result, "status": "running"}
 
     def _origin(self, earlier: Any) -> dict[str, Any]:
-        """Returns the entry that says where the run was before, in ``earlier`` words if there are any."""
+        """Returns the entry that says where the run was before; ``earlier`` if there is one."""
         on = {key: self.result[key] for key in MACHINE if key in self.result}
         return {WENT_ON: {**(earlier or {"path": str(self.folder)}), "step": None, "on": on}}
 
@@ -180,8 +180,8 @@ def _fields(config: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:
 
 
 def _link(source: str, target: str) -> None:
-    """Gives a file a second name, which costs nothing, or copies it where that cannot be had. Checkpoints are written
-    once."""
+    """Gives a file a second name, which costs nothing, or copies it where no second name can be had. Checkpoints are
+    written once."""
     try:
         os.link(source, target)
     except OSError:

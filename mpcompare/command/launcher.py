@@ -46,13 +46,13 @@ def launch(
     initial_job_idx: int,
     engine: Engine,
 ) -> list[JobReturn]:
-    """Plans the jobs of a sweep (``Launcher.launch``), and lets an engine run its races; how each ended is in its
-    folder. Raises InputError before any has begun, and ends the program where the sections of every job are wrong."""
+    """Plans the jobs of a sweep (``Launcher.launch``), and lets an engine run its races; a job's folder says how it
+    ended. Raises InputError before any has begun, and ends the program where the sections of every job are wrong."""
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     races = races_of(hydra, config, job_overrides, initial_job_idx)
     for entrants in races:
-        rules_of(entrants[0].config)  # a wrong one ends the sweep before it began
+        rules_of(entrants[0].config)  # wrong rules end the sweep before it began
         check_number("hydra.launcher.silence_limit_s", _silence_limit_s(entrants), above=0)
     jobs = [job for entrants in races for job in entrants]
     if all(wrong := [_wrong_input(job) for job in jobs]):
@@ -65,7 +65,7 @@ def launch(
 
 
 def _wrong_input(job: Job) -> str:
-    """Returns what is wrong with the sections of a job, as far as torch is not needed to see it; else nothing."""
+    """Returns what is wrong with the sections of a job, where it is seen without torch; else nothing."""
     try:
         sections_of(job.config)
     except WRONG_INPUT as error:
@@ -74,8 +74,8 @@ def _wrong_input(job: Job) -> str:
 
 
 def run_races(races: Races, hydra: HydraContext) -> None:
-    """Runs races one after the other, but for those that are finished. One that was begun goes on. Raises InputError
-    where a folder holds another run, or a record could not be completed."""
+    """Runs races one after the other, except finished races. A race that was begun goes on. Raises InputError where a
+    folder holds another run, or a record could not be completed."""
     left = {path: jobs for path, jobs in races.items() if not finished(jobs)}
     if done := [job.name for path, jobs in races.items() if path not in left for job in jobs]:
         log.info(f"Finished before, and taken as they are: {', '.join(done)}")
@@ -119,7 +119,7 @@ def _race(
     with interruptible(), own.shared(jobs[0].folder.parent) as shared, board:
         try:
             for job in jobs:
-                with uninterrupted():  # one that has started is in the list
+                with uninterrupted():  # an entrant that has started is in the list
                     task = partial(run, shared=shared, at_start=job.record_at_start)
                     entrants.append(Process(job, hydra, task, _silence_limit_s(jobs), board, processes, own))
             race(entrants, rules_of(jobs[0].config), board, uuid4().hex[:8], trained=_says_first_verdicts(jobs, board))
@@ -135,10 +135,10 @@ def _race(
 
 
 def _says_first_verdicts(jobs: Sequence[Job], board: Board) -> Callable[[str], None]:
-    """Returns a function that is told of each entrant that has been examined, while timing has not begun or goes on. It
-    says the verdicts that the entrant makes possible, each once, as soon as it stands.
+    """Returns a function that is told of each examined entrant, before timing or during it. The function says the
+    verdicts that the entrant makes possible, each once, as soon as it stands.
 
-    What goes wrong in it costs the race nothing: the report says it in the end.
+    An error in the function costs the race nothing: the report says the verdicts in the end.
     """
     folders = {job.name: job.folder for job in jobs}  # in the order of turns
     baseline, allow = (OmegaConf.select(jobs[0].config, f"report.{key}") for key in ("baseline", "allow"))

@@ -1,7 +1,7 @@
 """The options of a group, one line each. The line is what the option's file says of itself.
 
-That is the comment at the top of a YAML file, or the docstring of the class that it names. The class is read, and not
-imported: a list takes no torch, and runs no code of a package.
+The line is the comment at the top of a YAML file, or the docstring of the class that the file names. The class is read,
+and not imported: a list takes no torch, and runs no code of a package.
 """
 
 import ast
@@ -40,7 +40,7 @@ def show(group: str, config_dir: Path | None) -> None:
 
 
 def search_path() -> list[Path]:
-    """Returns the folders in which Hydra looks for options: conf/ and those that its search path plug-ins add."""
+    """Returns the folders in which Hydra looks for options: conf/ and the folders that search path plug-ins add."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         sources = [each for each in GlobalHydra.instance().config_loader().get_sources() if each.available()]
     packages = [each.path.replace("/", ".") for each in sources if each.scheme() == "pkg"]
@@ -49,7 +49,7 @@ def search_path() -> list[Path]:
 
 
 def lines_of(group: str, folders: list[Path]) -> dict[str, str]:
-    """Returns the line of each option of a group; of two that share a name, the first is the one that Hydra takes."""
+    """Returns the line of each option of a group. Where two options share a name, Hydra takes the first."""
     lines: dict[str, str] = {}
     for folder in folders:
         for path in sorted((folder / group).rglob("*.yaml")):

@@ -24,7 +24,7 @@ ANY_OPTIMIZER = "mpcompare.tasks.any_optimizer.AnyOptimizer"
 
 
 def options(group: str) -> list[str]:
-    """Returns the options of a group: those of conf/, of ``--config-dir``, and of installed packages; also in a program
+    """Returns the options of a group: from conf/, from ``--config-dir``, and from installed packages; also in a program
     that is no job of Hydra's."""
     begun = GlobalHydra.instance().is_initialized()
     with nullcontext() if begun else hydra.initialize_config_dir(str(CONF), version_base="1.3"):
@@ -64,7 +64,7 @@ def instantiate(node: Any, **values: Any) -> Any:
 
 
 def _made(node: dict[Any, Any], values: Mapping[str, Any]) -> Any:
-    """Returns what Hydra makes of a node, which may hold objects, and of more ``values``.
+    """Returns what Hydra makes of a node and of more ``values``. The node may hold objects.
 
     Hydra 1.4 warns that a ``_target_`` runs any code. It is there for that.
     """

@@ -65,10 +65,10 @@ def plan_of(cfg: DictConfig, goes_on: bool = False) -> "Plan":
 
 
 def _resumption(cfg: DictConfig, goes_on: bool) -> Resumption:
-    """Returns the point to resume from: of a run that goes on, its own folder."""
+    """Returns the point to resume from: a run that goes on resumes from its own folder."""
     if goes_on:
         return Resumption(Path(HydraConfig.get().runtime.output_dir), cfg.resume_older, goes_on=True)
-    begins = cfg.resume is None or is_sweep(cfg)  # one of which that sweep has nothing
+    begins = cfg.resume is None or is_sweep(cfg)  # a sweep is named that has nothing of this run
     return Resumption(None if begins else Path(str(cfg.resume)).expanduser(), cfg.resume_older)
 
 
@@ -101,7 +101,7 @@ def stages_of(cfg: DictConfig, chosen: str, entrants: int) -> tuple[RaceStage, .
 
     Args:
         chosen: the name of its backend.
-        entrants: number of those in its race, which share the budget of timing.
+        entrants: number of entrants in its race, which share the budget of timing.
     """
     try:
         own = sections_of(cfg)

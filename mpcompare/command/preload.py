@@ -1,4 +1,4 @@
-"""Imports everything that an entrant needs, in a process that does nothing else and of which entrants are forks.
+"""Imports everything that an entrant needs, in a process that does nothing else. Entrants are forks of this process.
 
 torch takes seconds to import and hundreds of megabytes; forks share both. Nothing has happened by then that a fork must
 not inherit: no thread was started, nothing was computed and CUDA was not called.

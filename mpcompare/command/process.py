@@ -20,15 +20,15 @@ from mpcompare.race.orders import Order, Progress, Train, Turn
 from mpcompare.race.progress import Board
 
 GRACE_S = 3.0  # between being asked to stop and being killed
-OUTPUT = "output.log"  # holds what an entrant's process prints beside its log
+OUTPUT = "output.log"  # holds what an entrant's process prints apart from its log
 
 
 class Process:
     """An entrant of a race.
 
     Attributes:
-        cause: of its end, where the launcher brought it about.
-        unrecorded: the error for which its record could not be completed.
+        cause: the cause of its end, where the launcher ended it.
+        unrecorded: the error because of which its record could not be completed.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Process:
         """Waits until the entrant says something or is gone; True if ``silence_limit_s`` pass without either.
         ``meanwhile`` is called about once a second; it may use a core for a moment."""
         waited = 0.0
-        # In slices: a child of the entrant's may keep the pipe open when it is gone, and time in which Ctrl-Z stopped
-        # both is no silence.
+        # In slices: a child of the entrant may keep the pipe open when the entrant is gone. And time in which Ctrl-Z
+        # stopped both is no silence.
         while waited < self.silence_limit_s:
             slice_s = min(1.0, self.silence_limit_s - waited)
             if connection.wait([self.pipe, self.process.sentinel], slice_s) or not self.process.is_alive():

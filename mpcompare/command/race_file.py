@@ -1,4 +1,4 @@
-"""A race as a file: everything that a machine needs to run it, and the fingerprints of the code that it is for."""
+"""A race as a file: everything that a machine needs to run it, and the fingerprints of the code that it needs."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from mpcompare.records import write_atomically
 from mpcompare.typed import check_type
 
 FORMAT = 1  # the version of these files
-FOLDER = "races"  # below the folder of the sweep, whose runs lie beside it
+FOLDER = "races"  # a folder in the folder of the sweep, next to the folders of the runs
 
 
 class AtStart(TypedDict):
@@ -40,14 +40,14 @@ class Document(TypedDict):
 
     format_version: int
     code: dict[str, str]  # as :func:`fingerprints` returns it
-    device: str  # ``cpu``, ``cuda`` or ``auto``; a scheduler may ask for a GPU by it
+    device: str  # ``cpu``, ``cuda`` or ``auto``; a scheduler reads here whether to ask for a GPU
     entrants: list[RaceEntrant]
-    digest: str  # of all else: it shows that a file was edited, and is no proof of its origin
+    digest: str  # a hash of all other fields: it shows that a file was edited, and is no proof of its origin
 
 
 def write(race: Sequence[Job]) -> Path:
-    """Writes a race into the next free file of its sweep, and returns the path. Raises InputError where it holds what
-    JSON has no word for, or the file cannot be written."""
+    """Writes a race into the next free file of its sweep, and returns the path. Raises InputError where the race holds
+    a value that JSON does not have, or the file cannot be written."""
     entrants = [{"name": job.name, "record": job.record_at_start, "hydra": job.hydra} for job in race]
     config = race[0].record_at_start["config"]
     document: dict[str, Any] = {"format_version": FORMAT, "code": _code(entrants), "device": config["device"]}
@@ -70,8 +70,8 @@ def write(race: Sequence[Job]) -> Path:
 
 
 def read(path: Path) -> list[Job]:
-    """Returns the race that a file holds. Its runs lie beside the folder of the file. Raises InputError where it cannot
-    be read, is of another version, was edited, or is for other code than there is here."""
+    """Returns the race that a file holds. Its runs lie next to the folder of the file. Raises InputError where the file
+    cannot be read, is of another version, was edited, or needs other code than there is here."""
     try:
         document = parsed(read_bytes(path))
     except (OSError, ValueError) as error:

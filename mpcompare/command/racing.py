@@ -41,12 +41,12 @@ exec {python} -m mpcompare run --resume "$(printf '%s/%03d.json' {folder} "$SLUR
 
 
 def plan_arguments(words: Sequence[str]) -> list[str]:
-    """Returns the arguments of Hydra for those of ``mpcompare plan``."""
+    """Returns the arguments of Hydra for the arguments of ``mpcompare plan``."""
     parser = argparse.ArgumentParser(
         prog="mpcompare plan",
         usage="%(prog)s [--array FILE] ARGS...",
         description="Write each race of a sweep into a file, DIR/races/000.json and so on, where DIR is "
-        "hydra.sweep.dir. ARGS are those of the sweep, python -m mpcompare -m ARGS; none of it is run.",
+        "hydra.sweep.dir. ARGS are as for the sweep, python -m mpcompare -m ARGS; none of it is run.",
     )
     parser.add_argument("--array", metavar="FILE", help="also write a script for sbatch: an array of all races")
     asked, overrides = parser.parse_known_args(words)
@@ -55,7 +55,7 @@ def plan_arguments(words: Sequence[str]) -> list[str]:
 
 
 def tell(races: Races, hydra: HydraContext, array: str | None) -> None:
-    """Says where planned races are, and writes the script of an array of them. Raises InputError where it cannot."""
+    """Says where planned races are, and writes a script that runs them as an array. Raises InputError if it cannot."""
     files = list(races)
     folder = files[0].parent
     log.info(f"{len(files)} race{'s are files' if len(files) > 1 else ' is a file'} in {folder}")
@@ -75,7 +75,7 @@ def run_files(words: Sequence[str]) -> bool:
     """Runs ``mpcompare run``; returns whether every run finished."""
     parser = argparse.ArgumentParser(
         prog="mpcompare run",
-        description="Run races that mpcompare plan has written. The folders of their runs lie beside the folder of "
+        description="Run races that mpcompare plan has written. The folders of their runs lie next to the folder of "
         "the files. Exit code 1 where a run did not finish, 2 where the input of all is wrong.",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")

@@ -29,7 +29,7 @@ def record_at_start(cfg: DictConfig) -> dict[str, Any]:
     """Returns the first entries of ``result.json``: the choices of a run, and its configuration as it is written.
 
     Ends the program where the choice of a group is none of its options, a section is replaced by a value, the precision
-    is unknown, or nothing is named that must be.
+    is unknown, or a name that is needed is missing.
     """
     hydra_config = HydraConfig.get()
     chosen = hydra_config.runtime.choices
@@ -39,7 +39,7 @@ def record_at_start(cfg: DictConfig) -> dict[str, Any]:
     for section, example in SECTIONS.items():
         if not isinstance(cfg.get(section), DictConfig):
             fail(f"{section}={cfg.get(section)}: expected one of its values to be set, as in {section}.{example}")
-    config: Any = OmegaConf.to_container(cfg)  # as written: what cannot be resolved is a failed job, with a record
+    config: Any = OmegaConf.to_container(cfg)  # as written: a value that cannot be resolved fails the job in its record
     for key, example in OWN.items():
         node = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
         if isinstance(node, DictConfig) and OmegaConf.is_missing(node, "_target_"):

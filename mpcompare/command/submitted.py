@@ -1,7 +1,7 @@
 """Races as jobs of SLURM, or as processes of this machine, by submitit: ``hydra/launcher=slurm``.
 
-Each race is one submission, which does what ``mpcompare run --resume FILE`` does. However it ends, no other race is
-lost, and each of its runs has a record that says why.
+Each race is one submission, which does what ``mpcompare run --resume FILE`` does. However the submission ends, no other
+race is lost, and each of its runs has a record that says why.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 FOLDER = "submitit"  # below the folder of the sweep: submitit's own files, and what a job has printed
 POLL_S = {"slurm": 0.5, "local": 0.05}  # between two looks at jobs: at files that all nodes share, at processes here
 ASK_S = 5.0  # between two questions to SLURM
-ANSWER_S = 30.0  # within which SLURM answers
+ANSWER_S = 30.0  # seconds within which SLURM answers
 GONE_S = 30.0  # a job that SLURM has not known for so long is over: a shared folder shows its last files later
 GRACE_S = 30.0  # between cancelling all jobs and giving them up
 
@@ -38,7 +38,7 @@ class Submitted:
     Args:
         executor: ``slurm`` or ``local``.
         at_once: the number of races that run at one moment with ``local``; SLURM bounds its jobs itself.
-        parameters: those of ``submitit.AutoExecutor.update_parameters``.
+        parameters: the arguments of ``submitit.AutoExecutor.update_parameters``.
     """
 
     def __init__(self, executor: str, at_once: int, parameters: Mapping[str, Any]) -> None:
@@ -151,7 +151,7 @@ def _conclude(path: Path, jobs: Any, job: Any, executor: str) -> None:
 
 
 def _error(job: Any) -> str:
-    """Returns the error with which a job has ended, such as that of a time limit; empty where it has none."""
+    """Returns the error with which a job has ended, such as a time limit's error; empty where it has none."""
     trace = str(job.exception()).rpartition("\n----------------------\n")[0]  # submitit says more around it
     return trace.strip().rpartition("\n")[2].removeprefix("submitit.core.utils.")
 

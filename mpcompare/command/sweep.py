@@ -27,9 +27,9 @@ class Job:
     """One job of a sweep."""
 
     sweep: Path  # the folder of the sweep
-    name: str  # its own folder below that
-    # the first entries of its ``result.json``. Their ``config`` is resolved; it is as it was written where it cannot be
-    # resolved, which fails the job.
+    name: str  # its own folder below the sweep's
+    # the first entries of its ``result.json``. Their ``config`` is resolved. Where it cannot be resolved it is as it
+    # was written, and the job fails.
     record_at_start: dict[str, Any]
     hydra: dict[str, Any]  # Hydra's own node, as it was written
 
@@ -54,7 +54,7 @@ class Job:
         return list(self.hydra["overrides"]["task"])
 
     def ended(self) -> JobReturn:
-        """Returns the job for Hydra's sweeper. One that failed is a row of the report, not an exception that ends the
+        """Returns the job for Hydra's sweeper. A job that failed is a row of the report, not an exception that ends the
         sweep."""
         return JobReturn(
             overrides=self.overrides,
@@ -68,9 +68,9 @@ class Job:
 
 
 def races_of(hydra: HydraContext, sweep: DictConfig, overrides: Sequence[Sequence[str]], first: int) -> list[list[Job]]:
-    """Returns the jobs with these overrides, numbered from ``first`` on, by race: those of one race differ only in
-    ``HOW``. Makes their folders. Raises InputError where two share a folder, or one cannot be written or holds a run
-    already."""
+    """Returns the jobs with these overrides, numbered from ``first`` on, by race: the jobs of one race differ only in
+    ``HOW``. Makes their folders. Raises InputError where two share a folder, or a folder cannot be written or holds a
+    run already."""
     races: dict[str, list[Job]] = {}
     for number, each in enumerate(overrides, first):
         race, job = _job(hydra, sweep, number, list(each))

@@ -1,4 +1,4 @@
-"""The warden of a sweep: a process that ends with it, however it ends, and takes along what the sweep has left.
+"""The warden of a sweep: a process that ends with the sweep, however that ends, and removes what the sweep has left.
 
 A launcher that is killed can clear up nothing. The warden waits at the other end of a pipe until the launcher has
 closed it, or is gone. Then it ends every process that bears the sweep's mark, whoever started it, in whatever session,

@@ -17,11 +17,11 @@ from mpcompare.footprint.recipes import RECIPES, FootprintRecipe
 from mpcompare.instruments import meter
 from mpcompare.tasks.task import Task
 
-STEPS = 2  # the second one runs with everything that outlives the first
+STEPS = 2  # the second step runs with everything that outlives the first
 # In the order of a figure: what a step is given, what it keeps for the next, what comes and goes in it.
 KINDS = (
     "inputs",
-    "params",  # those that the optimizer updates; for inference, all
+    "params",  # the parameters that the optimizer updates; for inference, all
     "buffers",
     "optimizer state",
     "compute copies",  # 16-bit weights that a backend keeps for itself
@@ -37,7 +37,7 @@ KINDS = (
 class Batch:
     """The shape of a batch's inputs."""
 
-    shape: tuple[int, ...]  # of one sample
+    shape: tuple[int, ...]  # the shape of one sample
     dtype: torch.dtype  # fp32, or int64 for ids
 
     def tensors(self, model: nn.Module, task: Task) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ class Footprint:
     """The fullest moment of the steps."""
 
     by_kind: dict[str, int]  # bytes of each of ``KINDS``, without zeros
-    phase: str  # the phase in which it is
+    phase: str  # the phase of the fullest moment
 
     @property
     def bytes(self) -> int:

@@ -1,8 +1,8 @@
 """An optimizer whose moments are 8-bit numbers between steps, as Dettmers et al. keep them (arXiv 2110.02861).
 
 Each block of 256 values has one fp32 scale, the largest of them, and a byte for each value: 1.016 bytes a value. The
-codes here lie at equal distances; those of the paper lie closer near 0, in as many bytes. The moments of one
-parameter at a time are fp32 during its update.
+codes here lie at equal distances; the paper's codes lie closer near 0, in as many bytes. The moments of one parameter
+at a time are fp32 during its update.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class Quantized:
         self.store(values)
 
     def store(self, values: Tensor) -> None:
-        """Replaces the codes and scales by those of ``values``."""
+        """Replaces the codes and scales by the codes and scales of ``values``."""
         padded = F.pad(values.flatten(), (0, self.codes.numel() - self.size)).view_as(self.codes)
         self.scales.copy_(padded.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny))
         self.codes.copy_((padded / self.scales).mul_(127).round_())
@@ -40,7 +40,7 @@ class Quantized:
 
 
 class EightBitMoments(torch.optim.Optimizer):
-    """Takes the updates of ``rule``, one parameter at a time; the state between them is :class:`Quantized`."""
+    """Takes the updates of ``rule``, one parameter at a time; between updates the state is :class:`Quantized`."""
 
     def __init__(self, params: Iterable[nn.Parameter], rule: Optimizer) -> None:
         super().__init__(list(params), {"lr": rule.lr})

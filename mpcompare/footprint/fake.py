@@ -1,8 +1,8 @@
 """Networks without data: parameters and buffers that have shapes, dtypes and a device, and take no memory.
 
 torch's shape functions know the results of an operator, and not the memory that its kernel takes for itself while it
-runs: a copy in another layout, the packed operands of a product. That depends on the library and on the processor, so
-nothing but a call tells. So kernels are measured: each is called once on tensors of zeros, of the shapes at hand.
+runs: a copy in another layout, the packed operands of a product. This memory depends on the library and on the
+processor. So kernels are measured: each is called once on tensors of zeros, of the shapes at hand.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +87,7 @@ class MeasuredKernels:
         self._inside: dict[Any, int] = {}
 
     def inside(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result_bytes: int) -> int:
-        """Returns the most bytes that one call holds beside ``result_bytes`` of new results."""
+        """Returns the most bytes that one call holds in addition to ``result_bytes`` of new results."""
         if func.is_view:
             return 0
         leaves, spec = tree_flatten((list(args), dict(kwargs)))
@@ -110,8 +110,8 @@ def call_on_zeros(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 def _peak(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Returns the most bytes that a call on zeros allocates; the zeros are there before.
 
-    0 where the kernel refuses them: torch's shape function of batch norm gives its statistics another dtype than the
-    kernel does, which then refuses them in backward.
+    0 where the kernel refuses the zeros: torch's shape function of batch norm gives its statistics another dtype than
+    the kernel does, and the kernel refuses that dtype in backward.
     """
     with unset_fake_temporarily():
         args, kwargs = tree_map(_zeros, (args, kwargs))

@@ -62,7 +62,7 @@ def with_int8_weights(model: nn.Module) -> nn.Module:
 
 
 def _codes(weight: Tensor, made: Codes) -> tuple[Tensor, Tensor]:
-    """Returns the codes and scales of a weight, those that were ``made`` before where it is tied."""
+    """Returns the codes and scales of a weight. A tied weight gets the codes that were ``made`` before."""
     if id(weight) not in made:
         scales = weight.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
         made[id(weight)] = (weight / scales * 127).round().to(torch.int8), (scales / 127).bfloat16()

@@ -39,7 +39,7 @@ class Live(TorchDispatchMode):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._known: dict[int, Allocation | None] = {}  # by the address of the storage; None: not counted
+        self._known: dict[int, Allocation | None] = {}  # by address of the storage; None: it is not counted
         self._params: set[int] = set()
         self._without_phase = 0
 

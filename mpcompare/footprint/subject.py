@@ -26,7 +26,7 @@ IMAGES = {"mnist": (1, 28, 28), "digits": (1, 28, 28), "auto": (1, 28, 28), "cif
 class Gpt2(CharGpt):
     """Ids ``[N, T]``, T at most 1024, to the logits of each next id ``[N, T, 50257]``.
 
-    The last layer's weights are those of the embedding, and it has no bias. There is no dropout.
+    The last layer has the weights of the embedding, and no bias. There is no dropout.
     """
 
     def __init__(self, width: int, heads: int, blocks: int) -> None:
@@ -43,8 +43,8 @@ class Wish:
     arguments: Sequence[str] = ()  # ``KEY=VALUE`` of that module, or of the task's model
     batch: int | None = None  # samples of a batch
     length: int | None = None  # ids of a sample
-    shape: tuple[int, ...] | None = None  # of a sample of real numbers
-    optimizer: str | None = None  # a word of conf/optimizer that tells everything
+    shape: tuple[int, ...] | None = None  # the shape of a sample of real numbers
+    optimizer: str | None = None  # a name in conf/optimizer that needs no other setting
 
 
 def subject_of(wish: Wish) -> FootprintSubject:

@@ -1,4 +1,4 @@
-"""The load of the machine beside a timed block: its clock, the cause that slows it, and the cores that others use."""
+"""The load of the machine during a timed block: its clock, the cause that slows it, and the cores that others use."""
 
 import contextlib
 import functools
@@ -33,8 +33,8 @@ class Bystanders:
         """Returns the load since :meth:`start`.
 
         ``other_cores`` is the number of CPU cores that others kept busy, the hypervisor's share (steal) included.
-        ``clock_mhz`` and ``throttle`` are the clock, and the cause that slows a GPU's as NVML names it, right
-        afterwards.
+        ``clock_mhz`` is the clock right afterwards. ``throttle`` is the cause that slows a GPU's clock then, as NVML
+        names it.
         """
         seconds = time.perf_counter() - self._time
         busy, own = _busy_seconds() - self._busy, time.process_time() - self._own
@@ -54,13 +54,13 @@ class Rest:
 
     def stop(self) -> dict[str, float]:
         """Marks the start of the next turn. Returns the number of cores that were kept busy in between, the seconds
-        that passed, and those of CPU time that were used."""
+        that passed, and the seconds of CPU time that were used."""
         used, seconds = max(_own_seconds() - self._own, 0.0), time.perf_counter() - self._time
         return {"cores_between_turns": used / seconds, "s_between_turns": seconds, "cpu_s_between_turns": used}
 
 
 def _own_seconds() -> float:
-    """Returns the CPU seconds of this process and of its children: those that live, and those that it waited for."""
+    """Returns the CPU seconds of this process and its children: living children, and children that it waited for."""
     ended = os.times()
     return time.process_time() + ended.children_user + ended.children_system + sum(map(_seconds_of, _children("self")))
 
@@ -76,7 +76,7 @@ def _children(process: int | str) -> list[int]:
 
 
 def _seconds_of(process: int) -> float:
-    """Returns the CPU seconds of a process, those of children that it waited for included; 0 where it is gone."""
+    """Returns the CPU seconds of a process and of the children that it waited for; 0 where the process is gone."""
     try:
         return float(sum(psutil.Process(process).cpu_times()[:4]))
     except psutil.Error:

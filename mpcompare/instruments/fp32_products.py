@@ -1,8 +1,8 @@
 """The precision of torch's own products in fp32, on every device: flags of the process, in an old style and a new one.
 
-The old ones are ``torch.set_float32_matmul_precision`` and ``allow_tf32``, the new ones ``fp32_precision`` of torch, of
-a library and of an operation, where a narrower one counts before a wider one. torch refuses to read an old one that
-does not fit the new ones, so nothing here does, and both are set alike.
+The old flags are ``torch.set_float32_matmul_precision`` and ``allow_tf32``, the new flags ``fp32_precision`` of torch,
+of a library and of an operation, where a narrower one counts before a wider one. torch refuses to read an old flag that
+does not fit the new ones. So nothing here reads an old flag, and both are set alike.
 """
 
 from collections.abc import Iterator, Mapping

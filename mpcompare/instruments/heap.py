@@ -44,8 +44,8 @@ def kept() -> Iterator[None]:
     At the end memory goes back to the system, and malloc works as in a process that has freed large blocks.
 
     A small block that outlives this holds the heap above all that was freed below it. A tensor of a later step would
-    lie in such a hole, whose pages stay mapped, and be faster by up to a third than another entrant's, which found
-    none. So the holes are filled, with blocks whose pages nobody touches.
+    lie in such a hole, whose pages stay mapped. It would be up to a third faster than the tensor of an entrant without
+    holes. So the holes are filled, with blocks whose pages nobody touches.
 
     Without glibc 2.33 or later, or where the user has set malloc up, memory only goes back at the end.
     """
@@ -62,7 +62,7 @@ def kept() -> Iterator[None]:
 
 
 def fill_holes() -> None:
-    """Fills the holes that were left since :func:`kept` ended, by what was made within it and was freed after it."""
+    """Fills the holes that were left since :func:`kept` ended: blocks that were made within it and freed after it."""
     meter.release()
     if _filled and (libc := _to_set_up()):
         _fill_holes(libc)
@@ -70,7 +70,7 @@ def fill_holes() -> None:
 
 def trim() -> None:
     """Gives freed memory back to the system within :func:`kept`, too: the next tensors have other sizes, and would lie
-    beside the holes that the last ones left."""
+    next to the holes that the last ones left."""
     if libc := _glibc():
         libc.malloc_trim(0)
         if _reserved:
@@ -112,8 +112,8 @@ def _keep(libc: ctypes.CDLL) -> None:
 
 
 def _reserve(libc: ctypes.CDLL) -> None:
-    """Grows the heap by as much as may be needed, in pages of 2 MB, none of which is touched: a tensor takes one page
-    fault then in place of 512. The other half is left to what does not ask malloc, such as files that are mapped."""
+    """Grows the heap by half of the memory, in pages of 2 MB, none of which is touched: a tensor takes one page fault
+    then in place of 512. The other half is left to what does not ask malloc, such as files that are mapped."""
     size = memory_limit.available_bytes() // 2
     if block := libc.malloc(size):
         start = -(-block // HUGE) * HUGE

@@ -78,7 +78,7 @@ def provenance(device: torch.device) -> ProvenanceRecord:
         environment={
             name: os.environ[name]
             for name in sorted(os.environ)
-            if name.startswith(_ENVIRONMENT) and name != "TORCHINDUCTOR_CACHE_DIR"  # a place, and often ours
+            if name.startswith(_ENVIRONMENT) and name != "TORCHINDUCTOR_CACHE_DIR"  # a folder, and often ours
         },
         commit=_commit(),
     )

@@ -43,8 +43,8 @@ def limited() -> Iterator[None]:
 
 
 def available_bytes() -> int:
-    """Returns the bytes that this process can still have: those of the machine and its swap, of its control groups
-    (version 2, as containers have them), and of its own limit."""
+    """Returns the bytes that this process can still have: the least of what is left to the machine and its swap, to its
+    control groups (version 2, as containers have them), and below its own limit."""
     bounds = [psutil.virtual_memory().available + psutil.swap_memory().free, *_left_in_cgroups()]
     data = meter.data_bytes()
     if data is not None and (limit := resource.getrlimit(resource.RLIMIT_DATA)[0]) >= 0:

@@ -1,8 +1,8 @@
 """The memory meter: the memory that torch's allocator handed out at the fullest moment, and the resident set.
 
 Like the clock it belongs to the harness, depends on the device, and knows no backend. Three views cannot replace each
-other: the allocator counts tensors, exactly; on CUDA it reserves more than it hands out; the resident set is all memory
-that the process has touched, workspaces of libraries and freed memory that was kept included.
+other. The allocator counts tensors, exactly. On CUDA the allocator reserves more than it hands out. The resident set is
+all memory that the process has touched, with workspaces of libraries and freed memory that was kept.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from mpcompare.interrupt import uninterrupted
 # torch's profiler writes its own start and stop to stderr, and an error where there is no GPU driver.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-# Their memory is named after the operator that called them, if there is one.
+# The memory of these operators is named after the operator that called them, if there is one.
 EMPTY = ("aten::empty", "aten::new_empty")  # and empty_like, empty_strided, ...
 KINETO_DEVICE = {"cpu": 0, "cuda": 1}  # c10::DeviceType, as the profiler writes it
 T = TypeVar("T")
@@ -37,9 +37,9 @@ class Peak:
     """The fullest moment of a run, in bytes."""
 
     bytes: int  # the most that torch's allocator had handed out at a time, above the level at the start
-    by_op: dict[str, int]  # of that, what is live then, by the innermost operator that asked for it, the largest first
+    by_op: dict[str, int]  # the bytes that are live then, by the innermost operator that asked for them, largest first
     reserved_bytes: int | None = None  # the most that torch's CUDA allocator held, handed out or not; None on a CPU
-    graph_pool_bytes: int | None = None  # the part of it in private pools, those of CUDA graphs; None on a CPU
+    graph_pool_bytes: int | None = None  # the reserved part in private pools, which CUDA graphs have; None on a CPU
     workspace_bytes: int | None = None  # the part of ``bytes`` that cuBLAS holds in the end; None on a CPU
 
 
@@ -52,7 +52,7 @@ def peak_memory(device: torch.device, run: Callable[[], object]) -> Peak:
     gc.collect()  # garbage that is there already must not be freed, and subtracted, in the middle of the run
     if device.type == "cpu":
         return Peak(*_fullest(_profile(run)[0], device))
-    free_cublas_workspaces(device)  # this run's would not be charged to it if an earlier one left them
+    free_cublas_workspaces(device)  # workspaces that an earlier run left would not be charged to this run
     torch.cuda.empty_cache()  # memory that earlier runs left reserved is not this run's
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -117,7 +117,7 @@ def fullest(changes: Sequence[tuple[int, int, T]], start: int = 0) -> tuple[int,
     """Returns the highest level of an allocator after some changes, and what is live at the first such moment.
 
     Args:
-        changes: bytes, negative for a free, the place in memory, and what is to be known of it.
+        changes: bytes, negative for a free, the place in memory, and a note on the change.
         start: the number of changes before the first moment that counts.
     """
     level = np.cumsum([0, *(size for size, _, _ in changes)])
@@ -127,7 +127,7 @@ def fullest(changes: Sequence[tuple[int, int, T]], start: int = 0) -> tuple[int,
         if size > 0:
             live[place] = known
         else:
-            live.pop(place, None)  # None: it is older than the first change
+            live.pop(place, None)  # None: the memory is older than the first change
     return int(level[end]), list(live.values())
 
 

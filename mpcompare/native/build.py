@@ -125,7 +125,7 @@ def _library(recipe: BuildCommand) -> Path:
 
 
 def _private(library: Path) -> Path:
-    """Returns the library; raises BuildError if somebody else can write it: to load one runs what is in it."""
+    """Returns the library; raises BuildError if somebody else can write it: to load a library runs its code."""
     try:
         check_private(library)
     except ValueError as error:
@@ -185,7 +185,7 @@ def _version(compiler: list[str]) -> str:
 def _reason(stderr: str) -> str:
     """Returns the first line of ``stderr`` that names an error."""
     lines = stderr.splitlines()
-    full = [line for line in lines if "No space left" in line]  # the linker's own error says nothing of it
+    full = [line for line in lines if "No space left" in line]  # the linker's own error says nothing of a full disk
     telling = [line for line in lines if re.search(r"error|cannot find|undefined", line)]
     return (full or telling or lines or ["no output"])[0]
 

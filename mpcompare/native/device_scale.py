@@ -14,8 +14,8 @@ class DeviceLossScale:
     def __init__(self, scaling: LossScale, device: torch.device) -> None:
         require_one_of(OF_GRAD_SCALER, scaling, "backend=fused")
         self.scaling = scaling
-        self.scale = torch.tensor(scaling.scale, dtype=torch.float32, device=device)  # of the next step
-        self.used_scale = self.scale.clone()  # of the last step: the gradients are divided by it
+        self.scale = torch.tensor(scaling.scale, dtype=torch.float32, device=device)  # the scale of the next step
+        self.used_scale = self.scale.clone()  # the scale of the last step: the gradients are divided by it
         self.found_inf = torch.zeros((), device=device)  # not 0 where the last step's gradients held inf or NaN
         self.growth_tracker, self.overflows_left = (
             torch.tensor(getattr(scaling, name, 0), dtype=torch.int32, device=device)

@@ -1,7 +1,7 @@
-"""The native operators: they are built and loaded on first use. And the choice between their gemm and plain torch.
+"""The native operators, which are built and loaded on first use. And the choice between their gemm and plain torch.
 
 ``torch.ops.mpcompare`` has them. csrc/ops.cpp holds their schemas, csrc/gemm.hpp and csrc/fused.hpp say what each does.
-Here is a function for each operator that takes torch's settings as arguments. The CPU and the CUDA part are libraries
+The operators that take torch's settings as arguments have a function here. The CPU and the CUDA part are libraries
 of their own, so that a CPU build needs nothing of CUDA.
 """
 

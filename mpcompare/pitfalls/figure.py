@@ -27,8 +27,8 @@ DRAWN = {
 
 
 def formats() -> Figure:
-    """Draws four panels: the range of each format, its relative gaps, its positive numbers around 1, and those between
-    1 and 2."""
+    """Draws four panels: the range of each format, its relative gaps, its positive numbers around 1, and its numbers
+    between 1 and 2."""
     figure = Figure(figsize=(10, 11), layout="constrained")
     ranges, gaps, numbers, binade = figure.subplots(4, 1, height_ratios=(2.6, 3.6, 2.6, 2.6))
     _ranges(ranges)
@@ -66,7 +66,7 @@ def _gaps(axes: Axes) -> None:
         style = dashed(place)
         axes.plot(powers, relative, linewidth=2, label=label, **style)
         axes.plot(powers[-1], relative[-1], "o", color=style["color"], markersize=5)
-        wide = powers[-1] > GRID[1]  # its label has no room beside its end, and stands above the line
+        wide = powers[-1] > GRID[1]  # its label has no room next to its end, and stands above the line
         axes.annotate(
             f"{label}: {_power(relative[-1])} of the number",
             (64 if wide else GRID[1], relative[-1]),

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by the bytes of a number
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by the number of bytes
 
 
 def stored(value: float, dtype: torch.dtype) -> Tensor:
@@ -28,7 +28,7 @@ def gap(value: float, dtype: torch.dtype) -> float:
 
 
 def count(low: float, high: float, dtype: torch.dtype) -> int:
-    """Returns how many numbers of ``dtype`` are at least ``low`` and below ``high``, both of which are its own."""
+    """Returns how many numbers of ``dtype`` are at least ``low`` and below ``high``, both numbers of ``dtype``."""
     return int(_bits(high, dtype) - _bits(low, dtype))
 
 
@@ -45,7 +45,7 @@ def smallest(dtype: torch.dtype) -> float:
 
 
 def _bits(value: float, dtype: torch.dtype) -> Tensor:
-    """Returns the bits of a number that is at least 0, as an integer: their order is that of the numbers."""
+    """Returns the bits of a number that is at least 0, as an integer: integers have the order of the numbers."""
     return stored(value, dtype).view(_BITS[dtype.itemsize]).long()
 
 

@@ -1,4 +1,4 @@
-"""The ends of a format and the gap beside 1: numbers that become 0, inf, or do not move."""
+"""The ends of a format and the gap next to 1: numbers that become 0, inf, or do not move."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -14,7 +14,7 @@ from mpcompare.pitfalls.pitfall import Line, in_formats, number, pitfall
 # Start, addend, additions: the sum of this pitfall, and the updates of a weight.
 SUM, UPDATES = (0.0, 0.1, 10_000), (1.0, 1e-4, 1000)
 ZAMIRAI = "Zamirai et al., Revisiting BFloat16 Training, arXiv 2010.06192"
-WEIGHTS = 1000  # that are updated side by side with stochastic rounding
+WEIGHTS = 1000  # the number of weights that are updated side by side with stochastic rounding
 
 
 def added(start: float, addend: float, additions: int, dtype: torch.dtype) -> Tensor:
@@ -63,7 +63,7 @@ def stochastically_rounded(values: Tensor, dtype: torch.dtype, random: torch.Gen
 
     With the gap d between neighbours, a value that lies e beyond the one nearer to 0 goes to the other with probability
     e / d, so that the mean of the result is the value (Gupta et al., arXiv 1502.02551). This is done on the bits: a
-    random number is added to those that ``dtype`` has not, and they are cut off.
+    random number is added to the bits that ``dtype`` does not have, and these bits are cut off.
 
     Args:
         values: in fp64, each 0 or within the normal numbers of ``dtype``.

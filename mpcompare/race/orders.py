@@ -28,7 +28,7 @@ class Train:
 class Prepare:
     """A block is to be prepared."""
 
-    seed: int  # that of the untimed batches, and of torch's generators
+    seed: int  # the seed of the untimed batches, and of torch's generators
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Time:
     """A block is to be timed."""
 
     round: int  # its number, from 1
-    # that of its batches, the same for every entrant of the round. The race draws it as the round begins, and says it
-    # as the block begins, so that no entrant can compute anything of a block before its clock runs.
+    # the seed of its batches, the same for every entrant of the round. The race draws it as the round begins, and says
+    # it as the block begins, so that no entrant can compute anything of a block before its clock runs.
     seed: int
 
 

@@ -28,18 +28,18 @@ from mpcompare.race.timetable import EXAMINATION, NOISE, SET_UP, TRAINING, Remai
 LINE_EVERY_S = 10  # where there is no terminal
 DRAW_EVERY_S = 0.1
 NAME = 8  # characters that a long name has at least
-SIGN_OF_LIFE_S = 3  # after as many, seconds are counted
+SIGN_OF_LIFE_S = 3  # after so many seconds the seconds are counted
 SIGNS = {"done": ("✓", "green"), "now": ("▸", "bold"), "ahead": (" ", "dim"), "out": ("✗", "red")}
 ASCII = {"✓": "x", "▸": ">", " ": " ", "✗": "-"}
 HIDDEN = {SET_UP: TRAINING, NOISE: EXAMINATION}  # stages that are shown as part of another, so that 80 columns suffice
 
 
 class Board:
-    """The stages of each entrant, drawn by its callers: a refreshing thread would run beside the steps that are timed.
+    """The stages of each entrant, drawn by its callers: a refreshing thread would run during the steps that are timed.
 
     Args:
-        names: of the entrants.
-        timetable: theirs, and that of all other races of the sweep.
+        names: the names of the entrants.
+        timetable: the timetable of these entrants, and of all other races of the sweep.
         lines: whether lines are shown where there is no terminal.
         before, after: what is said before and after the time that is left.
     """
@@ -97,9 +97,9 @@ class Board:
         self.timetable.end_turn(name, gone, time.monotonic())
 
     def say(self, name: str, text: str, is_error: bool, can_wait: bool = False) -> None:
-        """Writes a line of one entrant's. One that another has said already (the data set, say) is not repeated unless
-        it is an error. One that ``can_wait`` is said as soon as another entrant trains: where none does, the end of the
-        sweep says it."""
+        """Writes a line of one entrant. A line that another has said already (the data set, say) is not repeated unless
+        it is an error. A line that ``can_wait`` is said as soon as another entrant trains: where none does, the end of
+        the sweep says it."""
         if can_wait and self.waiting is not None:
             self.waiting.append(f"{name}: {text}")
         elif is_error or text not in self.said:
@@ -139,7 +139,7 @@ class Board:
         return table
 
     def _shown(self, name: str) -> dict[str, set[str]]:
-        """Returns the marks of each stage that is shown, with those of the stages that are part of it."""
+        """Returns the marks of each stage that is shown, with the marks of the stages that are part of it."""
         shown: dict[str, set[str]] = {}
         for stage, mark in self.timetable.marks(name):
             shown.setdefault(HIDDEN.get(stage, stage), set()).add(mark)
@@ -160,8 +160,8 @@ class Board:
         return table
 
     def _time_left(self, now: float, unknown: str = "") -> str:
-        """Returns the time that is left, in words. The words change when the estimate has moved by a whole step of
-        them: an estimate that goes up and down by less is no news."""
+        """Returns the time that is left, in words. The words change when the estimate has moved by a whole step of the
+        words: an estimate that goes up and down by less is no news."""
         left = self.timetable.remaining(now)
         if left is None or self.left is None or not left.is_near(self.left):
             self.left = left

@@ -10,7 +10,7 @@ memory        a few steps under the meter
 inference     the trained network, up to a budget
 
 Nothing here is a guess: budgets, steps that were seen, and stages of other entrants say how long a stage takes. As long
-as they say nothing of one, all together is said to take at least as long as the others.
+as they say nothing of a stage, all stages together are said to take at least as long as the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class RaceStage:
 
     name: str
     steps: float = 0  # number of training steps that it takes; 0 where it is not made of them
-    seconds: float | None = 0.0  # its least duration beside them, a budget; None where only another entrant can tell
+    seconds: float | None = 0.0  # its least duration apart from steps, a budget; None where only another entrant tells
 
 
 def stages(
@@ -76,7 +76,7 @@ class _Way:
         if self.since is not None:
             self.spent[self.stages[self.place].name] = now - self.since
             if self.stages[self.place].name == TRAINING and self.step_s is None and self.pace[0] > self.first:
-                self.step_s = now - self.since  # of the only step
+                self.step_s = now - self.since  # the duration of the only step
         self.since = None
 
     @property
@@ -89,7 +89,7 @@ class Timetable:
     """The stages of all entrants of a sweep.
 
     Args:
-        stages: of each entrant, by its name.
+        stages: the stages of each entrant, by its name.
         began: the moment at which the sweep began, in seconds.
     """
 

@@ -47,7 +47,7 @@ class Racer(Protocol):
         if the entrant has ended."""
 
 
-# The first look is taken after so many: from fewer rounds the spread, which plans the next look, is hardly known.
+# The first look is taken after so many rounds: from fewer the spread, which plans the next look, is hardly known.
 MIN_ROUNDS = 10
 
 _UNFORESEEN = random.SystemRandom()  # a generator with a seed could be run ahead
@@ -61,7 +61,7 @@ def race(
     trained: Callable[[str], object] = lambda name: None,
 ) -> None:
     """Runs all entrants to their ends. An entrant that is gone early is left out; the others go on. The ``name`` is for
-    records; None for one entrant alone. ``trained`` is told of each that was trained before the next one begins."""
+    records; None for one entrant alone. ``trained`` is told of each trained entrant before the next one begins."""
     racing = [entrant for entrant in entrants if _turn(entrant, None, board)]
     able = []
     for entrant in racing:
@@ -81,8 +81,8 @@ def _turn(entrant: Racer, order: Order | None, board: "Board") -> Turn | None:
 
 
 def _block(entrant: Racer, untimed: int, order: Time, board: "Board") -> Turn | None:
-    """Lets an entrant time one block, and holds the clock of the race beside it; returns None if the entrant is gone.
-    ``untimed`` is the seed of the steps before it."""
+    """Lets an entrant time one block, and times it by the race's clock, too; returns None if the entrant is gone.
+    ``untimed`` is the seed of the steps before the block."""
     if not _turn(entrant, Prepare(untimed), board):
         return None
     told = time.monotonic()
@@ -95,8 +95,8 @@ def _block(entrant: Racer, untimed: int, order: Time, board: "Board") -> Turn | 
 
 
 def _drawn(step_ms: Sequence[float]) -> int:
-    """Returns the round of the block that is compared with the examined backend's, drawn from the faster half: whoever
-    gains by computing something else does so in more than half of the blocks, for the median is what is reported."""
+    """Returns the round of the block that is compared with the examined backend's, drawn from the faster half. Whoever
+    gains by computing something else does so in more than half of the blocks, because the median is reported."""
     median = statistics.median(step_ms)
     return _UNFORESEEN.choice([number for number, ms in enumerate(step_ms, start=1) if ms <= median])
 

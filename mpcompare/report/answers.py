@@ -16,10 +16,10 @@ from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 
 MB = 1e6
-# What is said of a run that is fast or small, and is not the same.
+# The note on a run that is fast or small, and is not the same.
 BEWARE = {Word.DIFFERS: ", and does not compute the same", Word.DIFFERS_AS_DECLARED: ", and differs as declared"}
 MOST = 4  # runs that a sentence names, or that have a sentence of their own
-WORDS = 17  # of a reason; the rest of it is unfolded elsewhere
+WORDS = 17  # words of a reason; the rest of the reason is shown elsewhere
 
 
 class Name(str):
@@ -80,7 +80,7 @@ def answers(comparison: Comparison) -> list[Answer]:
 
 
 def _right(comparison: Comparison) -> list[Sentence]:
-    """Returns sentences on wrong runs first, then on those of which it is not known, then on right ones."""
+    """Returns sentences on wrong runs first, then on runs that may be right or wrong, then on right runs."""
     of_word: dict[Word, list[tuple[Entry, Verdict]]] = {}
     for entry in comparison.finished:
         if verdict := entry.verdict:
@@ -123,8 +123,8 @@ def _right(comparison: Comparison) -> list[Sentence]:
 
 
 def _faster(comparison: Comparison) -> list[Sentence]:
-    """Returns sentences on the fastest first, and then on those that are neither faster nor slower, as far as their
-    intervals tell. A ratio without an interval is no number on which anyone could rely."""
+    """Returns sentences on the fastest runs first, and then on runs whose intervals do not tell if they are faster. A
+    ratio without an interval is no number on which anyone could rely."""
     others = [entry for entry in comparison.finished if not entry.is_baseline]
     if not others:
         entry = comparison.finished[0]

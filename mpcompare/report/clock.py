@@ -15,22 +15,22 @@ from mpcompare.verdict.judge.timed_steps import clock_because, clocks_apart
 # Cores. Ratios are known within 2 % (measure.rel_ci), and that much of a core can shift them by as much. An entrant
 # that waits uses 0.0004, and 0.002 where its blocks take 10 ms: the messages between two turns.
 OUT_OF_TURN = 0.02
-# Of a block: whoever computes so much of it in the turns of others shortens it by as much.
+# A share of a block: whoever computes so much of a block in the turns of others shortens the block by as much.
 OF_A_BLOCK = 0.02
 MESSAGES_S = 0.001  # CPU time that a wait takes at most, for its messages and for waking up
 READING_MS = 1.0  # 200 weights are read in less
 OTHERS = 0.25  # cores that other programs keep busy, from which on they are named
-LAYOUT = 0.05  # the place of a program's memory makes it up to so much faster or slower; the phases have one place
+LAYOUT = 0.05  # the place of its memory makes a program up to so much faster or slower; the phases have one place
 RARE = 1e-3
 
 
 def out_of_turn(entry: Entry) -> float:
     """Returns the cores that the entrant kept busy while others had their turns; 0 where it waited, or had none to wait
-    for, or where that moves no ratio by more than the half width of its interval.
+    for, or where its work moves no ratio by more than the half width of the ratio's interval.
 
-    That is too much where it disturbs the others, or where it could have computed a part of its own block. Both are of
-    all waits together: a median would not see what is done in every third one. The first wait lasts as long as others
-    train, and is left out where there are more.
+    The work is too much where it disturbs the others, or where it could be a part of the entrant's own block. Both are
+    judged by all waits together: a median would not see work in every third wait. The first wait lasts as long as
+    others train, and is left out where there are more.
     """
     timing = entry.run.finished.blocks.timing
     if not timing.race:

@@ -27,7 +27,7 @@ class Column(Generic[R]):
     # returns what a console shows of a row and its value
     text: Callable[[R, Any], str] = lambda _, value: "" if value is None else str(value)
     wraps: bool = False  # whether a console may break the heading and the cells into lines
-    # whether CSV files have the column; one that shows values of others again is for a console alone
+    # whether CSV files have the column; a column that repeats other columns' values is for a console alone
     in_files: bool = True
 
     @property
@@ -46,7 +46,7 @@ def recorded(name: str, unit: str, meaning: str, **shown: Any) -> Column[Any]:
     return Column(name, unit, meaning, lambda row: row.recorded.get(name), **shown)
 
 
-# The columns that say of which run a row is, for rows that have its ``comparison`` and its ``entry``.
+# The columns that name the run of a row, for rows that have its ``comparison`` and its ``entry``.
 OF_RUN: tuple[Column[Any], ...] = (
     Column("comparison", TEXT, "The title of the comparison.", lambda row: row.comparison.title),
     Column("run", TEXT, "The folder of the run.", lambda row: row.entry.run.name),

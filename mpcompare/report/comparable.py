@@ -1,4 +1,4 @@
-"""The runs that may stand in one report, and those that stand in one comparison."""
+"""The runs that may stand in one report, and the runs that stand in one comparison."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -35,10 +35,10 @@ def check_comparable(runs: Sequence[Run], allow: Sequence[str]) -> None:
     """Raises InputError, which names every field that differs, unless ``runs`` belong into one report.
 
     They do if runs that were asked for the same task, data and seed have got the same data and initial weights, and if
-    the sweeps hang together: each shares a task identity with another, so that all of them are connected. A run whose
-    task is not known stands in the way of none.
+    the sweeps hang together: each shares a task identity with another, so that all sweeps are connected. A run whose
+    task is not known fits every report.
     """
-    tasks: dict[object, dict[object, Run]] = {}  # one run of each sweep and each data, by its task
+    tasks: dict[object, dict[object, Run]] = {}  # by task, one run of each sweep and each data set
     for run in runs:
         if run.task_identity:
             data = run.result.config.get("data"), [run.task_identity.get(key) for key in OBSERVED]
@@ -84,7 +84,7 @@ def facet(run: Run) -> dict[str, Any]:
 
 
 def differing(a: Run, b: Run, allow: Sequence[str] = ()) -> list[str]:
-    """Returns the fields of the task identity in which the two differ, but for those that ``allow`` names or holds."""
+    """Returns the fields of the task identity in which the two differ, except fields that ``allow`` names or holds."""
     of_a, of_b = a.task_identity, b.task_identity
     if not of_a or not of_b:
         return []
@@ -110,8 +110,8 @@ def _key(value: Any) -> object:
 def group(runs: Sequence[Run], allow: Sequence[str]) -> list[list[Run]]:
     """Sorts ``runs`` into comparisons: one task identity, but for the fields in ``allow``, and one facet each."""
     groups: dict[object, list[list[Run]]] = {}  # by their tasks
-    # Runs that know where they ran come first: they know all of it. The others join by the fields that they know, the
-    # runs of their own sweep before those of another, and one whose sweep is not known those of the folder it is in.
+    # Runs that know where they ran come first: they know all fields. The others join by the fields that they know:
+    # first the runs of their own sweep, then of another. Without a sweep, a run joins the runs of its folder first.
     for run in sorted(runs, key=lambda run: (not run.task_identity, run.result.machine is None)):
         alike = groups.setdefault(_asked_for(run, allow), [])
         among = alike if run.task_identity else [g for each in groups.values() for g in each]
@@ -133,7 +133,7 @@ def _same_facet(a: Run, b: Run) -> bool:
 
 
 def varied(runs: Sequence[Run]) -> list[str]:
-    """Returns the fields of the task identity in which any two runs differ: those asked for, then those observed."""
+    """Returns the fields of the task identity in which any two runs differ: first fields asked for, then observed."""
     known = [run.task_identity for run in runs if run.task_identity]
     fields = sorted(dict.fromkeys(field for each in known for field in each), key=lambda field: field in OBSERVED)
     values = {field: [each.get(field) for each in known if field in each or field not in OBSERVED] for field in fields}

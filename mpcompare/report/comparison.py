@@ -34,11 +34,11 @@ class Entry:
     run: Run
     label: str  # the name of the run in the comparison: backend and precision, and whatever tells it from the others
     # the part of the label that is neither backend nor precision: the allowed fields and the version of torch in which
-    # runs differ, and the options and the loss scale that are not those of most runs of the backend
+    # runs differ, and the options and the loss scale that most runs of the backend do not have
     variant: str
     # the run that this one is compared with; itself for a baseline; None if it failed or nothing finished
     baseline: Run | None
-    verdict: Verdict | None = None  # on a run that finished; None before it is judged
+    verdict: Verdict | None = None  # the verdict on a run that finished; None before it is judged
 
     @property
     def ok(self) -> bool:
@@ -74,8 +74,8 @@ class Entry:
 
     @cached_property
     def time_ratio(self) -> Interval:
-        """This run's step time over the baseline's, with its 95 % interval: the median of the ratios of all rounds if
-        the two took turns, else the ratio of their medians; nan where there is none."""
+        """This run's step time over the baseline's, with its 95 % interval. It is the median of the ratios of all
+        rounds if the two took turns, else the ratio of their medians; nan where there is none."""
         if not self.ok or self.baseline is None:
             return Interval(math.nan, math.nan, math.nan)
         if self.is_baseline:
@@ -165,7 +165,7 @@ def compare(runs: Sequence[Run], baseline: str, allow: Sequence[str] = ()) -> li
     that are not in ``allow``.
 
     Args:
-        baseline: the backend of the baselines, of which one in the same precision is preferred. Where that backend is
+        baseline: the backend of the baselines; a baseline in the same precision is preferred. Where this backend is
             missing, the first run that finished takes its place.
         allow: fields of the task identity in which runs of one comparison may differ.
     """
@@ -237,7 +237,7 @@ def _joined(*columns: Sequence[str]) -> list[str]:
 
 
 def _variants(runs: Sequence[Run]) -> list[str]:
-    """For each run its values of the fields in which runs differ, less those that follow from others; and its torch."""
+    """For each run its values of the fields in which runs differ, except values that follow from others; its torch."""
     words: list[list[str]] = [[] for _ in runs]
     names = short_names(key for run in runs for key in run.task_identity)
     for key in varied(runs):
@@ -256,7 +256,7 @@ def _variants(runs: Sequence[Run]) -> list[str]:
 
 def _options(runs: Sequence[Run]) -> list[str]:
     """For each run the options of its backend, and its loss scale, in which the runs of this backend in this precision
-    differ; a value that most of them have goes without saying."""
+    differ; a value that most of these runs have is left out."""
 
     def options(run: Run) -> dict[str, Any]:
         asked_for = run.result.config.get("backend", {})

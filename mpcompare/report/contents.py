@@ -10,7 +10,7 @@ from mpcompare.verdict.judge.word import Word
 
 MOST_DRAWN = 12  # comparisons of a report with figures: each takes a second to draw, and some hundred kilobytes
 UNDRAWN = (
-    f"There are no figures of more than {MOST_DRAWN} comparisons: mpcompare report RUN RUN draws those of some runs."
+    f"More than {MOST_DRAWN} comparisons have no figures: mpcompare report RUN RUN draws the figures of some runs."
 )
 
 
@@ -20,7 +20,7 @@ class Report:
 
     comparisons: Sequence[Comparison]  # in the order of their first runs; every run is in one of them
     baseline: str  # the backend that was asked for as the baseline, whether or not it is among the runs
-    # of :data:`formats.FORMATS`, those in which figures and the table are written
+    # the formats, among :data:`formats.FORMATS`, in which figures and the table are written
     formats: Sequence[str] = formats.DEFAULT
 
     @property
@@ -30,7 +30,7 @@ class Report:
 
     @property
     def rows(self) -> list[Row]:
-        """A row of a table for each of them."""
+        """A row of a table for each run."""
         return [row for comparison in self.comparisons for row in comparison.rows]
 
     @property

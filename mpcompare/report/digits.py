@@ -15,13 +15,13 @@ from mpcompare.verdict.judge import digits as judge
 from mpcompare.verdict.judge.digits import Digits
 from mpcompare.verdict.judge.layers import WHERE
 
-STEPS = ("last", "first")  # the replays that are of a training step, the one that is shown first
+STEPS = ("last", "first")  # the replays of a training step; the first in this list is shown first
 
 
 @dataclass(frozen=True)
 class Map(Row):
     """The digits that each place of a network loses in a step of a run; ``reference`` is the run that others are
-    compared with, whose dtypes stand beside its own."""
+    compared with, whose dtypes are shown, too."""
 
     reference: Entry
     step: str
@@ -37,7 +37,7 @@ class Map(Row):
 
     @property
     def rows(self) -> list["DigitsRow"]:
-        """In the order of forward."""
+        """The rows in the order of forward."""
         return [DigitsRow(self.comparison, self.entry, self, place, digits) for place, digits in self.digits.items()]
 
 
@@ -72,12 +72,12 @@ class DigitsRow(Row):
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """The larger, the more it matters that the layer stays in fp32."""
+        """The larger the rank is, the more it matters that the layer stays in fp32."""
         return self.overflows, bool(self.advice), self.worst[1]
 
     @property
     def because(self) -> str:
-        """The reasons, and in what the reference computes the layer."""
+        """The reasons, and the dtypes in which the reference computes the layer."""
         computes = self.computes(self.map.reference)
         return f"{self.why}; {self.map.reference.label} computes it in {computes}" if computes else self.why
 
@@ -104,8 +104,8 @@ def maps(comparison: Comparison) -> list[Map]:
 
 
 def shown(comparison: Comparison) -> list[Map]:
-    """Returns a map for each precision: that of the reference where it shows its layers, else of the first run that
-    does, after training where that is known."""
+    """Returns a map for each precision: the reference's map where it shows its layers, else the map of the first run
+    that does. The map is from after training where that is known."""
     first: dict[str, Map] = {}
     for each in sorted(maps(comparison), key=lambda m: (m.entry is not m.reference, m.step != STEPS[0])):
         first.setdefault(each.precision, each)
@@ -113,8 +113,8 @@ def shown(comparison: Comparison) -> list[Map]:
 
 
 def lines(comparison: Comparison) -> list[str]:
-    """Returns a line for each precision of 16 bits: the layer that loses the most digits, and those that should stay in
-    fp32; or that nothing is known."""
+    """Returns a line for each precision of 16 bits: the layer that loses the most digits, and the layers that should
+    stay in fp32; or that nothing is known."""
     known = {each.precision: each for each in shown(comparison)}
     examined = [e.run.result.precision for e in comparison.finished if e.run.findings]
     asked = [p for p in dict.fromkeys(examined) if PRECISIONS[p].is_16_bit]
@@ -126,7 +126,7 @@ def _line(each: Map) -> str:
     rows = sorted(each.rows, key=lambda row: row.rank, reverse=True)
     (worst, *_), advised = rows, sum(bool(row.advice) for row in rows)
     verb = "goes beyond" if worst.overflows else "loses the most digits of"
-    name = worst.name  # behind the class of the layer, for many names are numbers
+    name = worst.name  # behind the class of the layer, because many names are numbers
     where = name if name.startswith("before ") else " ".join(filter(None, ("in", worst.digits.kind, name)))
     model = each.entry.run.result.config["task"].get("model")
     target = model.get("_target_") if isinstance(model, Mapping) else None

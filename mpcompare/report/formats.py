@@ -26,7 +26,7 @@ def check_formats(formats: object) -> None:
 
 
 def add_out(parser: ArgumentParser, figure: str, default: str) -> None:
-    """Adds ``--out [FILE]``, which asks for ``figure`` too, in the file ``default`` where none is named."""
+    """Adds ``--out [FILE]``, which asks for ``figure`` too; without FILE it goes into the file ``default``."""
     parser.add_argument(
         "--out",
         nargs="?",

@@ -17,7 +17,7 @@ class InferenceRow(Row):
     """A run and one way of inference with its network."""
 
     way: str
-    repeated: bool  # whether the costs are those of an earlier run: a race measures them once
+    repeated: bool  # whether the costs are an earlier run's costs: a race measures them once
 
     @property
     def result(self) -> WayFields:
@@ -70,7 +70,7 @@ def _way(row: InferenceRow, way: str) -> str:
     return f"{way} (unavailable: {reason})" if (reason := row.result.unavailable) is not None else way
 
 
-NAMES, SCORES = ("label", "way"), ("test_accuracy", "test_loss")  # of a row; the columns that depend on who trained
+NAMES, SCORES = ("label", "way"), ("test_accuracy", "test_loss")  # columns that name a row; that depend on training
 COLUMNS: tuple[Column[InferenceRow], ...] = (
     *OF_RUN,
     Column("way", TEXT, "The precision, and how the network got there.", lambda row: row.way, heading="in", text=_way),

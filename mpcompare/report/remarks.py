@@ -24,7 +24,7 @@ def because(comparison: Comparison) -> list[str]:
 
 
 def unchecked(comparison: Comparison) -> list[str]:
-    """Returns what could not be checked of runs that differ in nothing, or as declared: one line for all alike."""
+    """Returns what could not be checked of runs that are the same, or differ as declared: one line for all alike."""
     words = (Word.SAME, Word.NOT_SEEN, Word.WITHIN_NOISE, Word.DIFFERS_AS_DECLARED)
     judged = ((entry.label, entry.verdict) for entry in comparison.entries)
     return _alike({label: f"not checked: {', '.join(v.unchecked)}" for label, v in judged
@@ -32,8 +32,8 @@ def unchecked(comparison: Comparison) -> list[str]:
 
 
 def resumed(comparison: Comparison) -> list[str]:
-    """Returns the checkpoints from which runs continued, one line for all runs from the same one, and the runs of a
-    sweep that was killed with which others went on."""
+    """Returns the checkpoints from which runs continued, one line for all runs from one checkpoint, and the runs of a
+    killed sweep with which others went on."""
     checkpoints = {e.label: resumed_from(e.run) for e in comparison.entries}
     lines = _alike({label: f"resumed from {checkpoint}" for label, checkpoint in checkpoints.items() if checkpoint})
     return lines + [f"{e.label}: {text}" for e in comparison.entries if (text := _went_on(e.run))]

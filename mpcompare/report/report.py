@@ -24,7 +24,7 @@ from mpcompare.typed import is_of
 
 log = logging.getLogger(__name__)
 
-Output = Callable[[Report, Path], None]  # given a report, and the folder for its files
+Output = Callable[[Report, Path], None]  # takes a report, and the folder for its files
 
 # The console comes first: it shows the table before figures are drawn, and even where the folder cannot be written. The
 # page comes last: it links to the other files.
@@ -57,11 +57,11 @@ def report(
     Args:
         folders: runs or sweeps.
         out: the folder of the files; made if it is missing.
-        baseline: backend to compare with; None is what the first run was configured with. Where a comparison lacks
-            it, its first finished run takes its place, and that is said.
+        baseline: backend to compare with; None: the first run's setting. Where a comparison lacks this backend, its
+            first finished run takes the place, and that is said.
         allow: fields of the task identity in which runs of one comparison may differ; None as for ``baseline``.
         strict: whether a run that differs is a failure; None as for ``baseline``.
-        formats: of the figures and of the table, as in :class:`Report`; None as for ``baseline``.
+        formats: the formats of the figures and of the table, as in :class:`Report`; None as for ``baseline``.
 
     Returns:
         Whether every run finished, every output was made, and, where ``strict``, no run differs from its reference.

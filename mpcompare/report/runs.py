@@ -30,8 +30,8 @@ UNREADABLE = "unreadable"  # the status of a run whose files are not what a run 
 class Run:
     """One run as its files tell it."""
 
-    folder: Path  # that of the run
-    name: str  # the folder, as short as tells it from the other runs that were read
+    folder: Path  # the folder of the run
+    name: str  # the end of the folder's path, as long as it takes to tell it from the other runs that were read
     result: Result  # ``result.json``
     steps: pd.DataFrame  # ``steps.csv``; no rows if no step was finished
     blocks: pd.DataFrame  # ``blocks.csv``, the timed blocks; no rows if nothing was timed
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def finished(self) -> Finished:
-        """The result, for those who ask runs that finished alone."""
+        """The result, for callers who ask only runs that finished."""
         assert isinstance(self.result, Finished)
         return self.result
 
@@ -90,7 +90,7 @@ def read_run(folder: Path, name: str = "") -> Run:
     return Run(folder, name or folder.name, result, steps, blocks, findings, evals)
 
 
-_converter = cattrs.Converter(detailed_validation=False)  # of values that were checked; words are numbers again
+_converter = cattrs.Converter(detailed_validation=False)  # takes checked values; words such as inf become numbers
 _converter.register_structure_hook(float, lambda value, _: float(value) if isinstance(value, str) else value)
 configure_union_passthrough(bool | str | None, _converter)
 _AT_START = required(Result)
@@ -98,8 +98,8 @@ _FINISHED = [key for name in Finished.__annotations__ if name in PARTS for key i
 
 
 def result_of(document: Any) -> Result:
-    """Returns the result that a document holds. Of a run that did not finish, fields of other types are left out: they
-    may be what it failed of. Raises ValueError where it is none, or one that finished has a field of another type."""
+    """Returns the result that a document holds. A run that did not finish may have failed because of a field of another
+    type: such fields are left out. Raises ValueError where it is no result, or a finished one has such a field."""
     records.check_format(RESULT, document)
     finished = document.get("status") == "ok"
     for key in (*_AT_START, *(_FINISHED if finished else ())):
@@ -128,8 +128,8 @@ def _check_whole(result: Result, steps: pd.DataFrame, blocks: pd.DataFrame) -> N
 
 
 def read_any(folder: Path, name: str = "") -> Run:
-    """Reads a run folder, as :func:`read_run`. One that cannot be read is a run with the status ``UNREADABLE`` and its
-    reason, and with as much of the record as can be had: a report has a row for it."""
+    """Reads a run folder, as :func:`read_run`. A folder that cannot be read is a run with the status ``UNREADABLE``,
+    its reason, and as much of the record as can be had: a report has a row for it."""
     try:
         return read_run(folder, name)
     except InputError as error:

@@ -26,7 +26,7 @@ def shown(comparison: Comparison) -> list[Column[Row]]:
 
 
 def cell(column: Column[Row], row: Row) -> str:
-    """Returns the text of a cell; of a run that did not finish its names, and its status in place of a verdict."""
+    """Returns the text of a cell. A run that did not finish has its names, and its status in place of a verdict."""
     if row.entry.ok:
         return column.cell(row)
     if column.name == "verdict":
@@ -76,12 +76,12 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
            "The measured peak of the run over the measured peak of the baseline: smaller is less memory.",
            lambda row: row.entry.memory_ratio, heading="memory / {baseline}",
            text=lambda row, value: "1" if row.entry.is_baseline else number(".2f")(row, value)),
-    Column("peak_memory_vs_model", "1", "The measured peak over that of the analytic model, less 1.",
+    Column("peak_memory_vs_model", "1", "The measured peak over the peak of the analytic model, less 1.",
            lambda row: row.entry.model_difference, heading="vs model",
            text=lambda _, difference: percent(difference), in_files=False),
     recorded("final_loss", "1", "The training loss of the last step.", heading="final loss", text=number(".5f")),
     Column("max_abs_loss_diff_vs_baseline", "1",
-           "The largest difference of the training loss to that of the baseline.",
+           "The largest difference of the training loss to the baseline's training loss.",
            _loss_difference, heading="max |loss - {baseline}|", wraps=True,
            text=lambda row, _: "baseline" if row.entry.is_baseline else f"{row.entry.max_abs_loss_diff:.1e}"),
     recorded("test_accuracy", "1",

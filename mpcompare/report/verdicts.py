@@ -1,5 +1,4 @@
-"""The verdict on each run of a comparison; and the first verdicts of a race, whose runs have been examined, and are not
-timed yet.
+"""The verdict on each run of a comparison; and the first verdicts of a race, whose runs are examined and not timed yet.
 
 The judge of the first verdicts is the same, and so is the reference. Only the timed steps are missing, so that a
 verdict may still become ``differs: timed steps``; and the report judges by another run if the reference does not
@@ -32,7 +31,7 @@ def judge_all(comparison: Comparison) -> dict[str, Verdict]:
 
 
 def _judged(run: Run, reference: Run) -> Verdict:
-    """Returns the verdict on ``run``. Where the judge stops with an error, it is that: other runs have their own."""
+    """Returns the verdict on ``run``. If the judge stops with an error, the verdict says so: other runs have theirs."""
     try:
         return judge_run(run, reference)
     except Exception as error:
@@ -60,8 +59,8 @@ def judge_run(run: Run, reference: Run) -> Verdict:
 
 
 def _why_not(run: Run, reference: Run) -> tuple[str, str]:
-    """Returns what kept a run, or else its reference, from being examined, and a sentence on it; both are empty where
-    nobody asked for it."""
+    """Returns the cause that kept a run, or else its reference, from being examined, and a sentence on the cause. Both
+    are empty where nobody asked for an examination."""
     if run.result.set_up and run.result.set_up.not_finite:
         return "data", run.result.set_up.not_finite
     for which, each in {"": run, " of the reference": reference}.items():
@@ -100,7 +99,7 @@ def first_verdicts(
     comparable.
 
     Args:
-        folders: those of all runs of the race, by name.
+        folders: the folders of all runs of the race, by name.
         trained: the runs that have been examined.
         waiting: the runs whose turn is still to come.
         baseline: the backend that others are compared with.
@@ -119,8 +118,8 @@ def first_verdicts(
 
 
 def _as_finished(run: Run, trained: bool, precisions: Mapping[str, str]) -> Run:
-    """Returns a run of the race as it will be if it finishes. One that waits has the precision that ``auto`` is for
-    another run of its backend, so that its label is the one that it will have."""
+    """Returns a run of the race as it will be if it finishes. A waiting run gets the precision that ``auto`` is for
+    another run of its backend, so that it has its later label already."""
     result = run.result
     if trained:
         return run if result.status == UNREADABLE else replace(run, result=replace(result, status="ok"))

@@ -44,8 +44,8 @@ def _part(part: SubFigure, panels: Sequence[Panel]) -> None:
 
 
 def worst_rows(each: Map) -> list[DigitsRow]:
-    """Returns the rows that are drawn, in the order of forward: of many those that should stay in fp32 and those that
-    lose the most digits."""
+    """Returns the rows that are drawn, in the order of forward. Of many rows these are layers that should stay in fp32,
+    and layers that lose the most digits."""
     kept = {row.place for row in sorted(each.rows, key=lambda row: row.rank, reverse=True)[:MOST]}
     return [row for row in each.rows if row.place in kept]
 

@@ -1,4 +1,4 @@
-"""The figure of dtypes: a row a layer, for each run what the layer holds, takes, computes and hands on."""
+"""The figure of dtypes: a row a layer. For each run it says what the layer holds, takes, computes and returns."""
 
 import json
 import math
@@ -21,7 +21,7 @@ SHOWN = ("weight", "input", "computes", "output", "gradient")
 # Background and text; every cell says its dtype as well.
 STYLES = {"fp32": ("#0072B2", ON_DARK), "bf16": ("#E69F00", ON_LIGHT), "fp16": ("#CC79A7", ON_LIGHT)}
 OTHER = ("0.75", "black")
-PALE = 0.22  # the opacity of a cell that is as the baseline's
+PALE = 0.22  # the opacity of a cell with the baseline's dtype
 CELL, ROW, GAP = 0.4, 0.24, 0.5  # inches: width and height of a cell; in cells: between two runs
 HEAD = 0.75  # inches above the rows
 BESIDE = 4  # runs that stand side by side; more stand below them
@@ -69,8 +69,8 @@ def _caption(runs: Mapping[str, Entry], rows: Layers, letters: int) -> str:
     together = "\na..b, or a number and a class: layers of one class that do the same in every run"
     text = (
         f"weight: as the layer holds it (what the optimizer updates: {updated or 'not seen'})"
-        "    input, output: what it is given and hands on\n"
-        "computes: operands of its own operators in forward, of a block those beside its layers'"
+        "    input, output: what it takes and returns\n"
+        "computes: operands of its own operators in forward (a block: without its layers' operators)"
         "    gradient: of the loss by the output\n"
         "-: none, or inside of one operator    empty: not seen    two dtypes: several operators, or one that takes both"
     ) + (together if _together(rows) else "")
@@ -86,8 +86,8 @@ def _together(rows: Layers) -> bool:
 
 
 def alike(entries: Sequence[Entry]) -> dict[str, Entry]:
-    """Returns the runs that are drawn, by their headings: of runs of one backend in one precision that do the same,
-    the baseline or the first stands for all."""
+    """Returns the runs that are drawn, by their headings. Where runs of one backend in one precision do the same, the
+    baseline or the first stands for all."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         result = entry.run.result
@@ -102,8 +102,9 @@ def alike(entries: Sequence[Entry]) -> dict[str, Entry]:
 
 
 def grouped(entries: Sequence[Entry]) -> list[tuple[list[str], str]]:
-    """Returns layers and their class; those that differ in the number of their block alone, and in no run, stand
-    together. Where these rows do not fit a page, those do that differ in any number; then all of one class."""
+    """Returns layers and their class. Layers whose names differ in the number of their block alone, and whose dtypes
+    differ in no run, stand together. If the rows still do not fit a page, layers whose names differ in any number
+    stand together; then all layers of one class."""
     layers = classes(entries)
 
     def seen(layer: str) -> Hashable:

@@ -22,7 +22,7 @@ PANELS = ("activations", "gradients of activations", "gradients of weights")  # 
 
 def exponents(report: Report) -> Figure | None:
     """Draws figure 3 of Micikevicius et al., Mixed Precision Training (2018): the range of fp16 above, below it
-    histograms of activations and gradients, and beside these the shares that it loses. None where no run counted
+    histograms of activations and gradients, and next to these the shares that fp16 loses. None where no run counted
     exponents."""
     drawn = [histograms.counted([run for run in runs if run.precision == "fp16"]) for runs in judged(report)]
     return parts_of(report.finished, drawn, _part, 8.6, 1.75 * WIDTH, "no run in fp16 counted exponents")
@@ -72,7 +72,7 @@ def _formats(axes: Axes, scale: float, low: float, high: float) -> None:
 
 
 def _moved_limits(axes: Axes, scale: float) -> None:
-    """The limits of fp16 where a loss scale moves them to, among the gradients without it."""
+    """The limits of fp16 at the places to which a loss scale moves them, among the gradients without the scale."""
     shift = math.log2(scale)
     for limit in (ZERO, SUBNORMAL, INFINITE):
         axes.axvline(limit - shift, color="black", linestyle="--", linewidth=0.8)

@@ -42,7 +42,7 @@ def _draw(part: SubFigure, comparison: Comparison, most: int) -> None:
 
 
 def _ratios(axes: Axes, ratios: Sequence[Interval], colours: Sequence[str]) -> None:
-    """Draws a dot a run with its interval, and the number beside it; without an interval there is neither."""
+    """Draws a dot a run with its interval, and the number next to it; without an interval there is neither."""
     ends = [each.high for each in ratios if math.isfinite(each.high)]
     right = max([1.0, *ends])
     for place, (each, colour) in enumerate(zip(ratios, colours, strict=True)):

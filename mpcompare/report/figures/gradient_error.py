@@ -1,6 +1,6 @@
 """The figure of gradient errors: how far each run's gradients in the first step are from exact ones.
 
-A row of dots is a tensor, or those of equal layers together where a network has many.
+A row of dots is a tensor, or the tensors of equal layers together where a network has many layers.
 """
 
 import math
@@ -29,7 +29,7 @@ NOTHING = 1e-10  # times the largest gradient's norm: a smaller one is the round
 
 
 def gradient_error(report: Report) -> Figure | None:
-    """Draws a row of dots for each tensor, or for those of equal layers; None where no run shows its gradients."""
+    """Draws a row of dots for each tensor, or for each kind of tensor; None where no run shows its gradients."""
     every = [gradients_of(runs) for runs in judged(report)]
     drawn = [(gradients, layout) if (layout := layout_of(gradients)) else None for gradients in every]
     layouts = [pair[1] for pair in drawn if pair]
@@ -44,9 +44,9 @@ class Series:
 
     run: Judged
     # ``||gradient - exact|| / ||exact||`` by tensor; inf where the gradient is missing or no number, NaN where the run
-    # shows none
+    # shows no gradients
     errors: np.ndarray
-    limits: np.ndarray  # of ``errors``; NaN where there is none
+    limits: np.ndarray  # the limits of ``errors``; NaN where there is none
 
     @property
     def ratios(self) -> np.ndarray:
@@ -66,10 +66,10 @@ class GradientTable:
     """The gradients of all runs of a comparison."""
 
     tensors: list[str]  # the names, in the order of the network
-    # the tensors that the loss does not depend on, such as a bias before a norm, which are left out: relative errors
-    # say nothing of them
+    # the tensors that the loss does not depend on, such as a bias before a norm. They are left out: relative errors
+    # say nothing of them.
     vanishing: list[str]
-    series: list[Series]  # those with one reference stand together
+    series: list[Series]  # runs with one reference stand together
 
     @property
     def remark(self) -> str:
@@ -105,7 +105,7 @@ def _vanishing(runs: Sequence[Judged], tensors: Sequence[str]) -> list[str]:
 def _relative_limit(run: Judged, runs: Sequence[Judged], tensor: str) -> float:
     """The limit of a run's error, or, for a reference, of the runs that were compared with it; NaN if there is none."""
     reference = next((other for other in runs if other.entry is run.reference), run)
-    norm = run.norm(tensor) or reference.norm(tensor)  # of a gradient that is missing
+    norm = run.norm(tensor) or reference.norm(tensor)  # the reference's for a gradient that is missing
     judges = compared(run, runs) if run.is_reference else [run]
     limits = [judge.limit(("gradients", "layers"), f"gradient {FIRST}", tensor) for judge in judges]
     return next((limit / norm for limit in limits if math.isfinite(limit) and norm), math.nan)
@@ -116,7 +116,7 @@ class Layout:
     """The rows of a comparison."""
 
     rows: Sequence[Sequence[int]]  # the places of the tensors of each row
-    names: Sequence[str]  # of the rows
+    names: Sequence[str]  # the names of the rows
     # by row, the tensor that is farthest above its limit, and the colour of its run; None where every error is within
     # its limit
     worst: Sequence[tuple[str, str] | None]
@@ -139,7 +139,7 @@ def layout_of(gradients: GradientTable) -> Layout | None:
     """Returns rows that fit a page; None where no run shows its gradients.
 
     There is a row for each tensor where there is room. Else tensors of the same part and class of layer stand together:
-    first those that differ in the number of their block alone, then in any number, then all of them.
+    first tensors that differ in the number of their block alone, then in any number, then all of them.
     """
     if not gradients.tensors:
         return None
@@ -155,7 +155,7 @@ def layout_of(gradients: GradientTable) -> Layout | None:
     place = {tensor: number for number, tensor in enumerate(gradients.tensors)}
     rows = [[place[tensor] for tensor in group] for group in groups]
     names = [_name(group, {kinds[tensor] for tensor in group}) for group in groups]
-    lines = math.ceil(len(gradients.series) / 2) + 7  # of the caption at most 7
+    lines = math.ceil(len(gradients.series) / 2) + 7  # the caption has at most 7
     return Layout(rows, names, [_worst(gradients, places) for places in rows], inches, LINE * lines)
 
 
@@ -182,7 +182,7 @@ def _worst(gradients: GradientTable, places: Sequence[int]) -> tuple[str, str] |
 
 
 def _draw(part: SubFigure, drawn: tuple[GradientTable, Layout]) -> None:
-    """Draws the errors, and beside them the errors over their limits, if any are known."""
+    """Draws the errors, and next to them the errors over their limits, if any are known."""
     gradients, layout = drawn
     series = gradients.series
     if any(np.isfinite(each.limits).any() for each in series):

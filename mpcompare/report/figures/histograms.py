@@ -1,4 +1,4 @@
-"""Histograms of exponents, and beside them a table with a row for each tensor: the kit of two figures."""
+"""Histograms of exponents, and next to them a table with a row for each tensor: the kit of two figures."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,12 +14,12 @@ from mpcompare.verdict.findings import HIGHEST, LOWEST
 
 CURVES = 7  # as many as there are colours
 EXPONENTS = np.arange(LOWEST, HIGHEST + 1)
-NAME = 20  # characters of a name in a table; more where that many do not tell names apart
+NAME = 20  # characters of a name in a table; more where so few do not tell names apart
 
 
 def counted(runs: Sequence[Judged]) -> Judged | None:
-    """Returns the run whose exponents are drawn: they are the task's more than the run's, so of several one that
-    scaled its loss."""
+    """Returns the run whose exponents are drawn: exponents depend on the task more than on the run. Of several runs it
+    is one that scaled its loss."""
     counting = [run for run in runs if run.counts_exponents()]
     return next((run for run in counting if run.first_scale != 1), next(iter(counting), None))
 
@@ -41,14 +41,14 @@ def share(counts: Sequence[int], low: float, high: float) -> float:
 
 
 def percent(part: float) -> str:
-    """Returns a share in percent; exactly 0 and exactly 100 % are told from what rounds to them."""
+    """Returns a share in percent; exactly 0 and exactly 100 % are told from shares that round to them."""
     if math.isnan(part) or part in (0, 1):
         return "-" if math.isnan(part) else f"{100 * part:.0f}"
     return "<0.1" if part < 0.0005 else ">99.9" if part > 0.9995 else f"{100 * part:.1f}"
 
 
 def chosen(run: Judged, group: str) -> tuple[Exponents, list[str]]:
-    """Returns the counts of a group that are drawn, and the names of the tensors that are left out. Those without
+    """Returns the counts of a group that are drawn, and the names of the tensors that are left out. Tensors without
     values are not drawn; of the others, biases are the first to be left out."""
     counts = run.exponents(group)
     kinds: list[list[str]] = [[], []]  # layers or weights, and biases
@@ -60,7 +60,7 @@ def chosen(run: Judged, group: str) -> tuple[Exponents, list[str]]:
 
 
 def choose(groups: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
-    """Returns at most CURVES names, and those left out: the later groups whole, then evenly from the first."""
+    """Returns at most CURVES names, and the names left out: the later groups whole, then evenly from the first."""
     names = [name for group in groups for name in group]
     if len(names) <= CURVES:
         return names, []
@@ -78,7 +78,7 @@ def ends(groups: Iterable[Exponents], lowest: float, highest: float) -> tuple[fl
 
 
 def draw(axes: Axes, counts: Exponents, low: float, high: float) -> None:
-    """Draws shares of all values, zeros included: those at the left, away from the others."""
+    """Draws shares of all values, zeros included: the zeros are at the left, away from the others."""
     zero, last = low - 5, counts.get("last", {})
     for place, (name, first) in enumerate(counts["first"].items()):
         x = zero - 1.5 + 3 * (place + 0.5) / len(counts["first"])
@@ -106,8 +106,8 @@ def _histogram(axes: Axes, counts: Sequence[int], x: float, place: int, fill: st
 
 
 def short(names: Sequence[str]) -> tuple[int, list[str]]:
-    """Returns the width of the column of names, and the names padded to it: of long ones the ends, as long as it takes
-    to tell them apart."""
+    """Returns the width of the column of names, and the names padded to it. Of a long name the end stays, as long as it
+    takes to tell names apart."""
     size = NAME
     while len(set(ends := [_end(name, size) for name in names])) < len(set(names)):
         size += 1
@@ -116,7 +116,7 @@ def short(names: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def _end(name: str, size: int) -> str:
-    """The last parts of a name, as many as ``size`` characters hold; of a part that is longer its end."""
+    """The last parts of a name, as many as ``size`` characters hold; of a longer part its end."""
     if len(name) <= size:
         return name
     tail = name[3 - size :]
@@ -124,8 +124,8 @@ def _end(name: str, size: int) -> str:
 
 
 def table(axes: Axes, title: str, heads: Sequence[str], rows: Mapping[str, str], left_out: Sequence[str]) -> None:
-    """Draws the legend as a table beside the panel, a row a histogram: its name, and the cells of that name in
-    ``rows``, above which the ``heads`` stand."""
+    """Draws the legend as a table next to the panel, a row a histogram: its name, and the cells of that name in
+    ``rows``. The ``heads`` stand above the cells."""
     width, names = short(list(rows))
     lines = [title, *(" " * width + head for head in heads)]
     handles = axes.get_legend_handles_labels()[0]

@@ -23,7 +23,7 @@ class Judged:
     """A finished run, and the run that it was compared with."""
 
     entry: Entry
-    place: int  # among the finished ones, from 0: its colour is the same in every figure
+    place: int  # its place among the finished runs, from 0: its colour is the same in every figure
     reference: Entry | None  # None where the run was not judged; itself for a reference
 
     @property
@@ -56,8 +56,8 @@ class Judged:
 
     @property
     def gradients(self) -> Errors:
-        """Errors of the gradients in the first step, by tensor: by its forced replay, or else by the oracle of the
-        whole network; empty where none are known."""
+        """Errors of the gradients in the first step, by tensor: by the forced replay, or else by the whole network's
+        oracle; empty where none are known."""
         if (findings := self.findings) is None:
             return {}
         if (replay := findings.replays.get("first")) is None:

@@ -16,11 +16,11 @@ from mpcompare.report.comparison import Comparison, Entry
 # two of 42 runs look alike.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (9, 3)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)))
-MARKERS = "os^DvP"  # six, beside seven colours
+MARKERS = "os^DvP"  # six marks for seven colours
 # Text on light and on dark colours. They are no greys: the page turns greys over in the dark.
 ON_LIGHT, ON_DARK = "#101011", "#fffffe"
 WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
-MANY = 8  # runs; of more each has less room
+MANY = 8  # of more runs each has less room
 Fill = Callable[[Axes, Sequence[Entry]], None]
 T = TypeVar("T")
 logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its first run announces a font cache
@@ -78,8 +78,8 @@ def parts_of(
     """Returns a figure with a part for each comparison, three in a row; None where there is nothing to draw in any.
 
     Args:
-        contents: what is drawn of each comparison; a false value for nothing.
-        draw: draws it into the part.
+        contents: the values to draw for each comparison; a false value for nothing.
+        draw: draws these values into the part.
         height: inches of a part below its title.
         width: inches of a part.
         missing: what the part says where there is nothing.
@@ -125,8 +125,8 @@ def bars(
     Args:
         fill: draws the bars of a panel's runs, the n-th of which is at height n.
         inches: height of a run.
-        many: the same where there are more than MANY runs.
-        room: width of the panel, the longest bar being 1: the numbers stand beside the bars.
+        many: height of a run where there are more than MANY runs.
+        room: width of the panel, the longest bar being 1: the numbers stand next to the bars.
     """
     every = [comparison.finished for comparison in comparisons]
     most = max(map(len, every), default=0)

@@ -21,8 +21,8 @@ LONGEST = 26  # characters of a panel's title
 
 def loss(report: Report) -> Figure | None:
     """Draws loss curves above, their difference to the baseline below on a log axis; warm-up shaded, skipped steps
-    marked. Evaluations during training stand beside them: held-out loss, and its accuracy in a panel of its own.
-    Of many runs each has a panel of its own, with its difference alone. None where no run finished."""
+    marked. Evaluations during training are drawn, too: held-out loss, and its accuracy in a panel of its own. Where
+    there are many runs, each has a panel of its own, with its difference alone. None where no run finished."""
     drawn = [comparison.finished for comparison in report.finished]
     most = max(map(len, drawn), default=0)
     if most > MANY:
@@ -88,7 +88,7 @@ def _accuracy(axes: Axes, entries: Sequence[Entry]) -> None:
 
 
 def _evals(entry: Entry) -> pd.DataFrame:
-    """The evaluations of a run while it trained, and after; no rows if only after, which is a number of the table."""
+    """The evaluations of a run during training and after; no rows if only after: the table has that number."""
     evals = entry.run.evals
     return evals if len(evals) > 1 else evals[:0]
 
@@ -109,7 +109,7 @@ def _rows_of(runs: int) -> int:
 
 def _differences(part: SubFigure, entries: Sequence[Entry]) -> None:
     """Draws a panel for each run that is compared with a baseline: its difference to the baseline's loss on a log axis,
-    before those of all others in grey."""
+    before the differences of all others in grey."""
     compared = [entry for entry in entries if not entry.is_baseline and len(entry.loss_diff)]
     curves = [entry.loss_diff.where(entry.loss_diff > 0) for entry in compared]
     panels = [*part.subplots(max(_rows_of(len(compared)), 1), IN_ROW, sharex=True, sharey=True, squeeze=False).flat]

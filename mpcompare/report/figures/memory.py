@@ -1,4 +1,4 @@
-"""The figure of memory: the analytic model by kind of tensor beside what was measured."""
+"""The figure of memory: the analytic model by kind of tensor, compared with what was measured."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ KIND_COLOURS = {
 }
 # Colours of operators, where no model tells the kinds: muted, so that nobody takes them for kinds.
 OPERATOR_COLOURS = [colormaps["tab20b"](place) for place in (0, 6, 9, 13, 17, 2, 5, 10, 14, 18)]
-OPERATORS, OTHERS = 5, "other operators"  # the number that is told apart in a run, and the rest
+OPERATORS, OTHERS = 5, "other operators"  # the number of operators that are told apart in a run, and the rest
 # Labels of the measured rows; short, because a legend does not wrap.
 ALLOCATED = "measured: allocator"
 OUTSIDE = "measured: packing buffers"
@@ -111,7 +111,7 @@ def _by_operator(result: Finished, operators: Sequence[str]) -> list[Piece]:
 
 
 def _outside(result: Finished) -> float:
-    """The MB that products hold beside the allocator's: packing buffers on a CPU; a GPU's are the allocator's."""
+    """The MB that products hold outside of the allocator: packing buffers on a CPU; on a GPU there are none."""
     return (result.memory.workspace_bytes or 0) / 1e6 if result.machine.device != "cuda" else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The figure of noise: how far the loss of each run is from its reference's, beside what correct runs show."""
+"""The figure of noise: the distance of each run's loss from its reference's, compared with correct runs' distances."""
 
 import itertools
 import math
@@ -17,8 +17,8 @@ from mpcompare.verdict.judge.trajectories import steps_of_both
 
 
 def noise(report: Report) -> Figure | None:
-    """Draws the differences of losses before a band: how far correct runs are from each other. A panel a reference, of
-    those that have a band or were compared with. None where there is neither a band nor a run to compare."""
+    """Draws the differences of losses before a band: how far correct runs are from each other. A reference has a panel
+    if it has a band or a run was compared with it. None where there is neither a band nor a run to compare."""
     every = [[(r, compared(r, runs)) for r in references(runs)] for runs in judged(report)]
     drawn = [[(r, others) for r, others in panels if r.noise is not None or others] for panels in every]
     height = 1.0 + 3.2 * max(map(len, drawn), default=0)

@@ -1,7 +1,7 @@
 """The list of all figures, each with its title and a sentence that says how to read it; and their files, in each of the
 formats that were asked for.
 
-A figure fails by itself: in the place of one that cannot be drawn stands one that says why.
+A figure fails by itself: a figure that says why stands in the place of a figure that cannot be drawn.
 """
 
 import logging
@@ -66,8 +66,8 @@ class ReportFigure:
             return _excuse(self.name, error)
 
     def rendered(self, figure: Figure, render: Callable[[Figure], T]) -> T:
-        """Returns what ``render`` makes of the figure that was drawn, or of one that says why it cannot. Raises OSError
-        where it cannot be written."""
+        """Returns what ``render`` makes of the figure, or of a figure that says why this one cannot be rendered. Raises
+        OSError where it cannot be written."""
         try:
             return render(figure)
         except OSError:
@@ -77,7 +77,7 @@ class ReportFigure:
 
 
 def _shown(comparison: Comparison) -> Comparison:
-    """Returns a comparison whose texts name no folder. Runs and verdicts stay the same objects."""
+    """Returns a comparison whose texts name no folder. Its runs and verdicts stay the same objects."""
     texts = {name: without_folders(getattr(comparison, name)) for name in ("title", "dataset", "not_the_same")}
     entries = [replace(entry, label=without_folders(entry.label)) for entry in comparison.entries]
     return replace(comparison, **texts, entries=entries)
@@ -113,7 +113,7 @@ _FIGURES = (
                  "Each panel is one quantity by step: rate, loss scale, norm of the gradients, and shares that 16 bits "
                  "lose."),
     ReportFigure(gradient_error, "Errors of the gradients",
-                 "Each dot is the distance of a gradient from the exact one, and beside it that distance over its "
+                 "Each dot is the distance of a gradient from the exact one, and next to it the distance over its "
                  "limit: what lies right of the line breaks its limit."),
     ReportFigure(noise, "Loss compared with the noise",
                  "The grey band is how far correct runs lie from each other; a line that stays below the dashed limit "
@@ -128,7 +128,7 @@ _FIGURES = (
                  "A row is a layer and a cell the dtype that was observed there; pale cells are as in the baseline."),
     ReportFigure(digits, "Where the network loses its digits",
                  "A row is a layer, or the work before one; a mark right of the dashed line has lost more than half of "
-                 "the digits of the precision, and the text beside it says why."),
+                 "the digits of the precision, and the text next to it says why."),
 )  # fmt: skip
 FIGURES: Mapping[str, ReportFigure] = {each.name: each for each in _FIGURES}  # by the names of their files
 

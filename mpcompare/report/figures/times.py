@@ -14,7 +14,7 @@ from mpcompare.report.contents import Report
 from mpcompare.report.figures.kit import ON_LIGHT, bars, beside, colour, one_legend
 
 # The colour of each phase, in their order: Okabe and Ito's palette, but for the fourth, which is from ColorBrewer's
-# Dark2. Colour-blind readers tell it from the phases beside it better than the palette's blue and vermilion.
+# Dark2. Colour-blind readers tell it from the phases next to it better than the palette's blue and vermilion.
 _INKS = ("#56B4E9", "#E69F00", "#F0E442", "#7570B3", "#009E73", "#CC79A7", "#BBBBBB")
 COLOURS: dict[str, str] = dict(zip((*PHASES, WHOLE_STEP), _INKS, strict=True))
 LABELLED = 0.12  # share of the longest bar: a shorter piece has no room for its number

@@ -1,8 +1,8 @@
-"""The figure of the training steps: rate, loss scale, norm of the gradients, and what was lost of them.
+"""The figure of the training steps: rate, loss scale, norm of the gradients, and the shares of them that were lost.
 
 Each has a panel, with one axis of steps for all. A panel in which no run has anything to show is left out: a rate that
-never changes, a scale that is always 1, a norm where no task clips and nothing was monitored, a share that is 0
-throughout, which a line says.
+never changes, a scale that is always 1, a norm where no task clips and nothing was monitored, a share that is always 0.
+A line names the shares that are always 0.
 """
 
 import math
@@ -124,7 +124,7 @@ def _scale(axes: Axes, entries: Sequence[Placed]) -> None:
 
 
 def _norm(axes: Axes, entries: Sequence[Placed]) -> None:
-    """The norm before clipping, in the steps that have one; and the norm that it is clipped to."""
+    """The norm before clipping, in the steps that have one; and the norm to which gradients are clipped."""
     for place, entry in entries:
         norm = _series(entry, "grad_norm").dropna()
         finite = norm[np.isfinite(norm) & (norm > 0)]
@@ -147,7 +147,7 @@ def _share(name: str, axes: Axes, entries: Sequence[Placed]) -> None:
     percents = [100 * _series(entry, name).dropna() for _, entry in entries]
     for (place, entry), values in zip(entries, percents, strict=True):
         axes.plot(values.index, values, **_points(place, entry, values))
-    if name != "grad_zero":  # relu makes many: only there differences matter more than orders
+    if name != "grad_zero":  # relu makes many zeros: only there differences matter more than orders
         _decades(axes, pd.concat(percents))
     axes.set_ylabel(SHARES[name])
 

@@ -1,4 +1,4 @@
-"""The figure of updates: relative to their weights, beside the smallest that a format can add."""
+"""The figure of updates: relative to their weights, compared with the smallest that a format can add."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ from mpcompare.report.figures.judged import Judged, judged
 from mpcompare.report.figures.kit import WIDTH, parts_of
 from mpcompare.report.figures.texts import power
 
-# Unit roundoff u of the formats that weights are stored in, log2. Half the gap beside a normal weight w is between
-# u |w| / 2 and u |w|, and an update below it is lost. So updates below u are at most lost: of those between u / 2 and u
-# only a part is.
+# Unit roundoff u of the formats that weights are stored in, log2. Half the gap next to a normal weight w is between
+# u |w| / 2 and u |w|, and an update below it is lost. So all updates below u / 2 are lost, and of the updates between
+# u / 2 and u only a part.
 ROUNDOFF = {each.storage.name: math.log2(each.storage.unit_roundoff) for each in PRECISIONS.values()}
 
 
@@ -55,7 +55,7 @@ def _part(part: SubFigure, drawn: tuple[Judged, Mapping[str, float]]) -> None:
     rows = {name: "".join(f"{histograms.percent(lost[each]):>9}" for each in limits) for name, lost in shares.items()}
     head = "".join(f"{each:>9}" for each in limits)
     histograms.table(axes, "% of what is not 0: lost (at most) in", [head], rows, left_out)
-    title = histograms.source(run) + ("\n" if left_out else "")  # above the names that are left out
+    title = histograms.source(run) + ("\n" if left_out else "")  # the names that are left out stand below the title
     axes.set_title(title, fontsize=9, loc="left", pad=16)
     axes.set_xlabel("lr |gradient| / |weight|   (at the left: gradient exactly 0)\n"
                     "an update below half the gap next to its weight is lost: at most those left of the line",

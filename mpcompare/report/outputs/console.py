@@ -95,9 +95,9 @@ def _runs(comparison: Comparison, width: int) -> Iterator[Table]:
 
 
 def _phases(comparison: Comparison, width: int) -> Iterator[Table]:
-    """Milliseconds of each phase, ``-`` where it holds no work, or the step has no phases; and what is not in the step
-    time: the first step's milliseconds and the seconds that making the backend took, builds and compilation
-    included."""
+    """Milliseconds of each phase, ``-`` where it holds no work, or the step has no phases. And what is not in the step
+    time: the milliseconds of the first step, and the seconds in which the backend was made, with builds and
+    compilation."""
     phases = phases_of(entry.run for entry in comparison.finished)
     heads = {"ms in phase": TEXT, **dict.fromkeys((*phases, "clock's cost", "first step", "set-up s"), "1")}
     columns = [Column[Entry]("", unit, "", lambda _: None, heading) for heading, unit in heads.items()]
@@ -128,7 +128,7 @@ def inference_tables(comparison: Comparison, width: int) -> Iterator[Table]:
 
 def tables(columns: Sequence[Column[Any]], rows: Sequence[Cells], names: int, width: int) -> Iterator[Table]:
     """Yields one table, or several where a console of so many characters is too narrow for one: the columns come with
-    the most important first. The first ``names`` of them name a row, and each table begins with these."""
+    the most important first. The first ``names`` columns name a row, and each table begins with these."""
     each = zip(columns, *rows, strict=True)
     sizes = [max(_size(cell, column.wraps) for cell in (column.heading, *cells)) for column, *cells in each]
     named = list(range(names))
@@ -154,6 +154,6 @@ def _table(columns: Sequence[Column[Any]], rows: Sequence[Cells], names: int, ch
 
 
 def _size(cell: str | Text, wraps: bool) -> int:
-    """Returns the characters that a cell needs: half of them, and the longest word, where it may have two lines."""
+    """Returns the characters that a cell needs. A cell that may have two lines needs half, or its longest word."""
     text = str(cell)
     return max(cell_len(text) // 2 + 1, *map(cell_len, text.split())) if wraps and text else cell_len(text)

@@ -41,8 +41,8 @@ def lines(report: Report) -> list[str]:
 
 
 def escape(text: str, longest: int = LONGEST) -> str:
-    """Returns a text as one line of Markdown that shows it as it is, but for the folders before the name of a file: no
-    markup, no HTML, no mention of anybody."""
+    """Returns a text as one line of Markdown that shows the text as it is, without the folders before the name of a
+    file: no markup, no HTML, no mention of anybody."""
     line = without_folders(one_line(text, longest)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = MARKUP.sub(lambda match: f"\\{match.group()}", line)
     return re.sub(r"@(?=\w)", "@\u200b", line)  # a space of no width: a name behind @ would be sent a message
@@ -80,7 +80,7 @@ def _number(report: Report, comparison: Comparison) -> str:
 
 
 def _verdicts(report: Report) -> list[str]:
-    """A line for each verdict, those that matter most first. Runs of which the same is said share one."""
+    """A line for each verdict, the most important first. Runs of which the same is said share a line."""
     alike: dict[tuple[int, str, str, str], list[str]] = {}
     for row in report.rows:
         said, rest = _said(row)

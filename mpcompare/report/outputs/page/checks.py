@@ -11,7 +11,7 @@ from mpcompare.verdict.judge.check import Check
 
 LOWEST, HIGHEST = -3, 2  # the powers of ten of value over limit between which bars end
 SHOWN = 40  # bars of a kind and run: a network of 200 tensors has thousands, which no browser draws at once
-NEAR = 0.5  # of a limit: a value from here on is drawn darker, and stays where only these are shown
+NEAR = 0.5  # a share of a limit: a value from here on is drawn darker, and stays where only such values are shown
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Bar:
 
     @property
     def text(self) -> str:
-        """The ratio in digits; ``exact`` where nothing but the limit 0 is right, and that is what was found."""
+        """The ratio in digits; ``exact`` where the limit is 0, and 0 was found."""
         if self.exact:
             return "exact"
         if not math.isfinite(self.ratio):
@@ -58,7 +58,7 @@ class Bar:
 
     @property
     def state(self) -> str:
-        """``failed``, ``near`` its limit, or ``far`` from it, as a tight limit is said to be."""
+        """``failed``, ``near`` its limit, or ``far`` from it."""
         if not self.check.passed:
             return "failed"
         return "near" if self.ratio >= NEAR and not self.check.tight else "far"
@@ -78,7 +78,7 @@ class Kind:
 
     @cached_property
     def shown(self) -> list[Bar]:
-        """The bars that are drawn: those that failed, the first ones first, then those nearest to their limits."""
+        """The bars that are drawn: first the failed ones, in their order, then the ones nearest to their limits."""
         bars = [bar for bar in self.bars if not bar.exact]
 
         def place(bar: Bar) -> tuple[bool, bool, float]:

@@ -25,7 +25,7 @@ MARKS = 250  # a line shows about so many marks: one mark takes 100 bytes
 _SETTINGS: dict[Any, Any] = {"svg.fonttype": "none", "path.simplify_threshold": 0.5, "svg.hashsalt": "mpcompare"}
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-_STYLE = re.compile(r"<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)  # it would hold for the whole page
+_STYLE = re.compile(r"<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)  # a style would hold for the whole page
 _NUMBERS = re.compile(r'(?<= )(d|x|y)="([^"]*)"')
 _NUMBER = re.compile(r"-?\d+\.\d+")
 _GREY = re.compile(r"#([0-9a-f]{2})\1\1\b")
@@ -94,7 +94,7 @@ def _shrink(svg: str, alt: str) -> str:
 
 
 def _of_theme(grey: re.Match[str]) -> str:
-    """Returns a grey as a mixture of the colours of text and ground, which are others in the dark."""
+    """Returns a grey as a mixture of the colours of text and ground: in the dark both colours are others."""
     share = round(100 * (1 - int(grey[1], 16) / 255))
     return f"color-mix(in srgb,var(--text) {share}%,var(--ground))"
 

@@ -23,7 +23,7 @@ from mpcompare.report.outputs.page import checks, figures, tables, words
 
 PACKAGE = "mpcompare.report.outputs.page"
 NAME = "index.html"
-KINDS = (".csv", ".json", ".md", ".tex", ".png", ".svg", ".pdf")  # the files beside the page to which it links
+KINDS = (".csv", ".json", ".md", ".tex", ".png", ".svg", ".pdf")  # the files next to the page to which it links
 QUANTITIES = {
     "difference": "|training loss - baseline's|",
     "loss": "training loss",
@@ -41,7 +41,7 @@ def write(report: Report, folder: Path) -> None:
 
 
 def render(report: Report, files: Sequence[str]) -> str:
-    """Returns the page. ``files`` are the names of files beside the page, to which it links."""
+    """Returns the page. ``files`` are the names of files next to the page, to which it links."""
     environment = Environment(
         loader=PackageLoader(PACKAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -119,12 +119,12 @@ def _number(value: float) -> float | None:
 
 
 def _shows(run: dict[str, Any], name: str) -> bool:
-    """Returns whether there is something to see: a loss scale that is always 1 is none."""
+    """Returns whether there is something to see: a loss scale that is always 1 is nothing to see."""
     return any(value is not None and (name != "loss_scale" or value != 1) for value in run[name])
 
 
 def _json(value: Any) -> Markup:
-    """Returns JSON that nothing in it can end the element around it."""
+    """Returns JSON in which nothing can end the element around it."""
     return Markup(json.dumps(finite(value), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 

@@ -1,5 +1,5 @@
-"""The tables of the page: of runs, inference and digits, with a key by which each cell is sorted; and those that hold a
-value of each run in a row: configurations, how it was measured, versions, and dtypes."""
+"""The tables of the page: of runs, inference and digits, with a key by which each cell is sorted; and tables that hold
+a value of each run in a row: configurations, how it was measured, versions, and dtypes."""
 
 import json
 import math
@@ -37,7 +37,7 @@ class Table:
 
 
 def runs(comparison: Comparison) -> Table:
-    """Returns the table of runs: what differs comes first, and the verdict stands beside the name.
+    """Returns the table of runs: what differs comes first, and the verdict stands next to the name.
 
     A run that did not finish has its names and its status.
     """

@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _checked(args: argparse.Namespace) -> list[str]:
-    """Returns the names of the libraries, torch first. Raises InputError where an option has a value that cannot be."""
+    """Returns the names of the libraries, torch first. Raises InputError where an option has an impossible value."""
     from mpcompare.scalers.registry import LIBRARIES  # torch takes seconds to import: --help stays quick
 
     names = args.only.split(",") if args.only is not None else list(LIBRARIES)

@@ -1,8 +1,8 @@
 """The libraries' own scalers, driven without training: the gradient of one parameter is inf where a step overflows.
 
 Each is made with the init scale, growth interval, hysteresis and min scale of a policy. A library is imported when its
-scaler is made. The scalers of DeepSpeed, Megatron and jmp are told of an overflow and leave the skipping to others;
-those of torch, Keras and flax look for it themselves.
+scaler is made. The scalers of DeepSpeed, Megatron and jmp are told of an overflow and leave the skipping to others; the
+scalers of torch, Keras and flax look for overflows themselves.
 """
 
 import logging
@@ -130,7 +130,7 @@ class DeepSpeed:
             from deepspeed.runtime.fp16 import loss_scaler
 
         loss_scaler.logger.setLevel(logging.WARNING)  # it announces every overflow
-        # Its announcements ask for the rank, and so for a process group, which one process need not have.
+        # Its announcements ask for the rank, and so for a process group, which a single process may not have.
         self.alone = partial(mock.patch.object, loss_scaler.dist, "get_rank", return_value=0)
         self.scaler = loss_scaler.DynamicLossScaler(
             init_scale=policy.scale,
@@ -184,7 +184,7 @@ class Megatron:
 
 @contextmanager
 def _quiet_import() -> Iterator[None]:
-    """Keeps back what a library says about GPUs and packages for them that it finds missing."""
+    """Keeps back what a library says about GPUs, and packages for GPUs, that it finds missing."""
     before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

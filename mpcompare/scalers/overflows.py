@@ -1,4 +1,4 @@
-"""The overflows that all scalers take: those of a pattern, of a file of thresholds, or of a recorded run."""
+"""The overflows that all scalers take: from a pattern, from a file of thresholds, or from a recorded run."""
 
 import csv
 import math
@@ -50,8 +50,8 @@ def of_pattern(pattern: str) -> list[OverflowStep]:
 
 def of_thresholds(file: Path) -> list[OverflowStep]:
     """Returns the steps of a file that has a number for each: the largest loss scale at which the gradients of that
-    step stay finite (0: they overflow at any; inf: at none). Empty lines and what follows a # are passed over. Raises
-    InputError where the file cannot be read, has no number, or a line is none."""
+    step stay finite (0: they overflow at any; inf: at none). Empty lines and text after a # are passed over. Raises
+    InputError where the file cannot be read, has no number, or a line is no number."""
     steps = []
     for number, line in enumerate(_lines("--thresholds", file), start=1):
         if text := line.partition("#")[0].strip():
@@ -74,10 +74,10 @@ def _threshold(file: Path, number: int, text: str) -> OverflowStep:
 def of_run(folder: Path) -> tuple[list[OverflowStep], float]:
     """Returns the steps of a recorded run, and the loss scale of its first one.
 
-    Its record holds each step's loss scale and whether the step was skipped. Gradients that were finite at that scale
-    are so at any smaller one, and those that overflowed do so at any larger one; of other scales the record says
-    nothing, and the step is taken to end as it did in the run. Raises InputError where the folder holds no such record,
-    or the run scaled no loss."""
+    Its record holds each step's loss scale and whether the step was skipped. Gradients that were finite at a scale are
+    finite at any smaller scale. Gradients that overflowed at a scale overflow at any larger scale. Of other scales the
+    record says nothing, and the step is taken to end as it did in the run. Raises InputError where the folder holds no
+    such record, or the run scaled no loss."""
     file = folder / STEPS if folder.is_dir() else folder
     rows = list(csv.DictReader(_lines("--run", file)))
     if not rows or not {"loss_scale", "skipped"} <= rows[0].keys():

@@ -1,6 +1,6 @@
-"""The policy of each library as a loss scale of ours, written after its source; and what follows one.
+"""The policy of each library as a loss scale of ours, written after its source; and the scalers that follow a policy.
 
-A policy here says what a library does with a loss scale when it is left alone: its defaults are those of the library.
+A policy here says what a library does with a loss scale when nothing is set: it has the defaults of the library.
 The tests compare each with the library's own code, step by step and bit for bit.
 """
 
@@ -17,8 +17,8 @@ class ScalerStopped(Exception):  # noqa: N818 - a policy ends training so, and i
 
 @dataclass
 class ScalerPolicy(DynamicLossScale):
-    """A library's policy, which skips the steps that overflow. Torch's and jmp's are those of
-    ``mpcompare/loss_scale.py``, the latter with a min scale.
+    """A library's policy, which skips the steps that overflow. Torch and jmp have the policies of
+    ``mpcompare/loss_scale.py``, jmp with a min scale.
 
     torch: https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling
     jmp: https://github.com/google-deepmind/jmp/blob/main/jmp/_src/loss_scale.py
@@ -44,8 +44,8 @@ class AsInKeras(ScalerPolicy):
 
 
 class AsInFlax(ScalerPolicy):
-    """Doubles at the step that follows as many good ones as the growth interval: the tracker counts late, and starts
-    anew at 0 after it. The largest scale is fp32's largest number, and the smallest its smallest normal one.
+    """Doubles at the step after so many good steps as the growth interval: the tracker counts late, and starts anew at
+    0 after doubling. The largest scale is fp32's largest number, and the smallest its smallest normal number.
 
     https://github.com/google/flax/blob/main/flax/training/dynamic_scale.py
     """
@@ -61,8 +61,8 @@ class AsInFlax(ScalerPolicy):
 
 class AsInDeepSpeed(ScalerPolicy):
     """Counts late as flax does, but never starts anew after growth: the second growth comes an interval after the
-    first. An overflow backs off once there were ``hysteresis`` of them since the scale last grew; at the min scale it
-    is an error instead. The scale is a number of Python's, which goes beyond fp32's.
+    first. An overflow backs off once there were ``hysteresis`` overflows since the scale last grew; at the min scale
+    an overflow is an error instead. The scale is a Python number, which goes beyond fp32's range.
 
     https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/fp16/loss_scaler.py
     """

@@ -9,7 +9,7 @@ from mpcompare.precision import FP32
 from mpcompare.scalers import libraries
 from mpcompare.scalers.policies import AsInDeepSpeed, AsInFlax, AsInKeras, AsInMegatron, Scaler, ScalerPolicy
 
-INSTALL = "pip install 'mpcompare[scalers]'"  # brings all of them
+INSTALL = "pip install 'mpcompare[scalers]'"  # brings all libraries
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Library:
 
     name: str  # the word by which it is chosen on the command line
     package: str  # its name for pip
-    policy: ScalerPolicy  # what its code does, and its defaults
+    policy: ScalerPolicy  # does what the library's code does, with its defaults
     own: Callable[[ScalerPolicy], Scaler]  # makes its own scaler, which imports the library
 
     @property

@@ -1,9 +1,9 @@
 """Any optimizer that works element by element: of ``torch.optim``, of a package, or a user's own.
 
-Its replay is its own code in float64, on the gradients that a backend shows. That code does not say how far fp32 may be
-from it, so this is found out: everything that an update is computed from is moved by as much as some roundings move it,
-and the update is taken again. A rounding on the way to a result is a movement of what the result was computed from
-(backward error analysis: Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 1.5).
+Its replay is its own code in float64, on the gradients that a backend shows. The code does not say how far fp32 may be
+from it, so this is found out. Each input of an update is moved by as much as some roundings move it, and the update is
+taken again. A rounding on the way to a result is a movement of the result's inputs (backward error analysis: Higham,
+Accuracy and Stability of Numerical Algorithms, 2002, section 1.5).
 """
 
 import inspect
@@ -21,9 +21,9 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.groups import Group, GroupedReplay, Parameters, for_torch, read_groups
 from mpcompare.tasks.optimizers import IN_FP32, Coarse, UpdateReplay
 
-U = 2.0**-24  # of fp32
-ROUNDINGS = 32  # of everything that an update is computed from, on its way into the new weight
-OF_WEIGHT = 3  # of a weight that an update changes in several parts; the last one is counted elsewhere
+U = 2.0**-24  # the unit roundoff of fp32
+ROUNDINGS = 32  # the roundings of each input of an update, on its way into the new weight
+OF_WEIGHT = 3  # the roundings of a weight that an update changes in several parts; the last is counted elsewhere
 SMALLEST = 2.0**-126  # the smallest normal number of fp32
 
 Maker = Callable[[nn.Parameter], torch.optim.Optimizer]
@@ -37,7 +37,7 @@ class AnyOptimizer:
     arguments, or an update of an element depends on others (Adafactor, Muon, LBFGS), on random numbers, or on more than
     a gradient."""
 
-    linear: ClassVar[bool] = False  # nobody knows
+    linear: ClassVar[bool] = False  # it is not known
     bounded: ClassVar[bool] = True
     name: str  # dotted, such as ``torch.optim.RAdam``
     lr: float = 1e-3  # above 0, finite
@@ -95,7 +95,7 @@ class AnyOptimizer:
 
     @cached_property
     def _kinds(self) -> dict[str, int]:
-        """The dimensions of what is remembered of a matrix; -1 for a number of Python's."""
+        """The dimensions of each thing that is remembered of a matrix; -1 for a Python number."""
         _, state = _updated(self._of_one, torch.ones(2, 2), torch.ones(2, 2), {}, self.lr)
         return {kind: value.dim() if isinstance(value, Tensor) else -1 for kind, value in state.items()}
 
@@ -147,20 +147,20 @@ def _updated(make: Maker, weight: Tensor, grad: Tensor, state: State, lr: float)
 class OwnReplay:
     """An optimizer's own code in float64.
 
-    A new weight ``w'`` and the state ``s'`` follow from g, w and the state s. Each of these is moved by
-    ``ROUNDINGS`` roundings of itself, s also by the error that it has already, up and down. The largest changes of
-    ``w' - w`` and of s', summed up over what was moved, are the errors that fp32 may make. So ``sign(s)`` may be either
-    sign where s is next to 0. A zero is exact.
+    A new weight ``w'`` and the state ``s'`` follow from g, w and the state s. Each of g, w and s is moved up and down
+    by ``ROUNDINGS`` roundings of itself, s also by the error that it has already. The largest changes of ``w' - w`` and
+    of s', summed up over g, w and s, are the errors that fp32 may make. So ``sign(s)`` may be either sign where s is
+    next to 0. A zero is exact.
     """
 
     def __init__(self, make: Maker, kinds: Mapping[str, int], coarse: Coarse = IN_FP32) -> None:
         """
         Args:
             make: makes the optimizer of one parameter.
-            kinds: the dimensions of what it remembers: 0 for a number that all elements share, -1 for one of Python's.
+            kinds: the dimensions of what it remembers: 0 for a number that all elements share, -1 for a Python number.
         """
         self.make, self.kinds, self.coarse = make, kinds, coarse
-        self.states: dict[str, State] = {}  # the part that has no element for each weight, such as the count
+        self.states: dict[str, State] = {}  # the part without an element for each weight, such as the count
         self.tensors: dict[str, Stored] = {}
         self.errors: dict[str, Stored] = {}
 

@@ -2,9 +2,9 @@
 
 Most networks map a tensor to a tensor. Others are called with several (ids and a mask), or return several (logits and a
 loss), in tuples, dicts and dataclasses. Everything here that handles a batch takes rows of it, moves it, casts it and
-hands it on. A :class:`Tree` does these as a tensor does, on all of its tensors, so that no backend and no pass knows
-the nest. It is opened at two doors: the network is called with ``*x`` or ``**x`` (:func:`take_trees`), and the loss is
-given what the network returned (:class:`OfTrees`). Where all are tensors there are no doors, and nothing costs more.
+hands it on. A :class:`Tree` does all this as a tensor does, on all of its tensors, so that no backend and no pass knows
+the nest. A tree is opened at two doors: the network is called with ``*x`` or ``**x`` (:func:`take_trees`), and the loss
+gets what the network returned (:class:`OfTrees`). Where all are tensors there are no doors, and nothing costs more.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ from mpcompare.tasks.losses import Loss, count_of
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """A nest of tensors, whose rows are those of every tensor.
+    """A nest of tensors. A row of the nest is that row of every tensor.
 
-    Only numbers with a point are cast. What is in a nest and is no tensor stays as it is.
+    Only floating numbers are cast. Values in a nest that are no tensors stay as they are.
     """
 
     value: Any  # the nest, as the network takes or returns it
@@ -114,7 +114,7 @@ def named(name: str, batch: Batch) -> Iterator[tuple[str, Tensor]]:
 
 
 def each(change: Callable[..., Tensor], *batches: Any) -> Any:
-    """Returns ``change`` of one batch or of several, tensor by tensor."""
+    """Applies ``change`` to one batch or to several, tensor by tensor; returns the result."""
     if not isinstance(batches[0], Tree):
         return change(*batches)
 
@@ -125,12 +125,12 @@ def each(change: Callable[..., Tensor], *batches: Any) -> Any:
 
 
 def nbytes(*batches: Batch) -> int:
-    """Returns the bytes of all tensors; one that is input and target, as of an autoencoder, counts once."""
+    """Returns the bytes of all tensors; a tensor that is input and target, as in an autoencoder, counts once."""
     return sum({t.data_ptr(): t.nbytes for batch in batches for t in tensors_of(batch)}.values())
 
 
 class OfTrees:
-    """A loss that is given the nests themselves: what the network returned, and the targets as the data hold them."""
+    """A loss that takes the nests themselves: the network's output as it is, and the targets as the data has them."""
 
     def __init__(self, loss: Loss, name: str) -> None:
         self.loss, self.__name__ = loss, name
@@ -150,8 +150,8 @@ def _nest(batch: Any) -> Any:
 
 
 def take_trees(network: nn.Module, inputs: bool, outputs: bool) -> None:
-    """Lets a network be called with a :class:`Tree`, or return one. The doors are hooks of the network, which all of
-    its copies have, too."""
+    """Lets a network be called with a :class:`Tree`, or return a tree. The doors are hooks of the network: all of its
+    copies have them, too."""
     if inputs and _opened not in network._forward_pre_hooks.values():
         network.register_forward_pre_hook(_opened, with_kwargs=True)
     if outputs and _closed not in network._forward_hooks.values():

@@ -2,8 +2,8 @@
 
 A norm sums the statistics of its inputs, and an embedding sums the gradients of each token. A weight that is computed
 from others, as under weight norm and spectral norm, is computed in fp32 and then rounded. A buffer is no weight: it
-may be a table of rotary frequencies, which 16 bits turn into other angles far from position 0, or a statistic that a
-step adds little to.
+may be a table of rotary frequencies, which 16 bits turn into other angles far from position 0, or a statistic to
+which a step adds little.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_map
 from mpcompare.tasks.batch import returns_trees
 from mpcompare.tasks.frozen import widen
 
-# The first are batch and instance norms.
+# ``_NormBase`` is the base of batch norms and instance norms.
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
 STAY_IN_FP32 = (*NORMS, nn.Embedding, nn.EmbeddingBag, ParametrizationList)
-# Hooks of torch's that compute a weight before each call: two norms in their older form, and those of pruned weights.
+# Hooks of torch that compute a weight before each call: of two norms in their older form, and of pruned weights.
 HOOKS_OF_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
 # Losses that a network may take itself: a mean over many rows, computed in fp32 as under autocast.
 LOSSES: frozenset[Callable[..., Any]] = frozenset(
@@ -49,8 +49,8 @@ PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
 
 
 class ProductsIn(TorchFunctionMode):
-    """While it is entered, products of fp32 numbers and 16-bit ones are products of 16-bit numbers: what an fp32 buffer
-    was added to or multiplied with is rounded as it enters a product, as under autocast. A loss is one of fp32 numbers.
+    """While it is entered, a product of fp32 numbers and 16-bit numbers is a product of 16-bit numbers: numbers that an
+    fp32 buffer has widened are rounded as they enter a product, as under autocast. A loss takes fp32 numbers.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -75,9 +75,9 @@ def _cast(value: object, dtype: torch.dtype) -> object:
 
 
 def stays_in_fp32(module: nn.Module) -> bool:
-    """Returns whether a layer sums many numbers: one of ``STAY_IN_FP32``, or a norm that a network brings itself, which
-    is a layer of that name whose parameters are vectors. With 16-bit weights torch's ``layer_norm`` on a CPU sums their
-    gradients in 16 bits."""
+    """Returns whether a layer sums many numbers: a layer of ``STAY_IN_FP32``, or a norm that a network brings itself,
+    which is a layer with "norm" in its name whose parameters are vectors. With 16-bit weights torch's ``layer_norm`` on
+    a CPU sums their gradients in 16 bits."""
     if isinstance(module, STAY_IN_FP32):
         return True
     own = list(module.parameters())
@@ -86,7 +86,7 @@ def stays_in_fp32(module: nn.Module) -> bool:
 
 
 def computed_by_hooks(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Returns by name the weights that ``HOOKS_OF_WEIGHTS`` compute, and the parameters that they are computed from."""
+    """Returns by name the weights that ``HOOKS_OF_WEIGHTS`` compute, and the parameters from which hooks do it."""
     computed: dict[str, tuple[str, ...]] = {}
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm):
@@ -126,13 +126,13 @@ def _give_in_16_bits(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
-    """Casts parameters to ``dtype`` in place. Those of layers that stay in fp32 are left, and those from which hooks
-    compute a weight.
+    """Casts parameters to ``dtype`` in place. Parameters of layers that stay in fp32 are left, and so are parameters
+    from which hooks compute a weight.
 
     Hooks cast the inputs of these layers to fp32 and their outputs to ``dtype``. Tied parameters stay tied: a weight
-    that an embedding shares with a product is cast, because the product needs it in ``dtype``. Buffers stay in fp32;
-    where another layer has a floating one, or the module may return its loss, it is called in the mode ``ProductsIn``,
-    which costs a look at each function of its forward.
+    that an embedding shares with a product is cast, because the product needs it in ``dtype``. Buffers stay in fp32.
+    Where another layer has a floating buffer, or the module may return its loss, the module is called in the mode
+    ``ProductsIn``, which costs a look at each function of its forward.
     """
 
     def inputs_in(wanted: torch.dtype) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
@@ -151,7 +151,7 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
     for module in model.modules():
         if stays_in_fp32(module):
             module.register_forward_pre_hook(inputs_in(torch.float32))
-            widen(module)  # frozen ones may have 16 bits
+            widen(module)  # frozen parameters may have 16 bits
             module.register_forward_hook(to_16_bits)
             _give_in_16_bits(module, dtype)
             continue
@@ -162,7 +162,7 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
             if id(p) not in kept and name not in operands:
                 p.data = p.data.to(dtype)
         has_buffers |= any(b.is_floating_point() or b.is_complex() for b in module.buffers(recurse=False))
-        if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # which look at the dtype of their input themselves
+        if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # they look at the dtype of their input themselves
             module.register_forward_pre_hook(inputs_in(dtype))
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # cuDNN wants its weights in one piece

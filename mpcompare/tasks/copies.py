@@ -1,5 +1,5 @@
-"""Copies of networks. ``copy.deepcopy`` leaves functions as they are, so that a forward which somebody put on a module
-still calls the modules of the first network, and a hook still writes into them. Here the functions of a copy know the
+"""Copies of networks. ``copy.deepcopy`` leaves functions as they are: a forward that somebody put on a module still
+calls the modules of the first network, and a hook still writes into them. Here the functions of a copy know the
 modules of the copy.
 """
 
@@ -16,8 +16,8 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def copy_of(network: Module, kept: Mapping[int, Any] | None = None) -> Module:
-    """Returns a copy of a network. ``kept`` has by ``id`` of an object within the network what the copy has in its
-    place."""
+    """Returns a copy of a network. ``kept`` maps the ``id`` of an object within the network to the object that the copy
+    has in its place."""
     known = dict(kept or {})
     with mock.patch.object(Tensor, "__deepcopy__", _detached):
         made = copy.deepcopy(network, known)
@@ -40,7 +40,7 @@ def _detached(value: Tensor, known: dict[int, Any]) -> Tensor:
 
 
 def _of_copy(value: Any, known: dict[int, Any]) -> Any:
-    """Returns what stands in a copy for a value within a function: ``known`` has the copies by ``id``."""
+    """Returns the copy of a value within a function: ``known`` has the copies by ``id``."""
     if id(value) in known:
         return known[id(value)]
     if isinstance(value, MethodType):

@@ -1,9 +1,9 @@
 """The random numbers that a network draws in a step, such as the masks of dropout.
 
-A network draws them from torch's generators. Set to one seed before a step, these give the same numbers to every
-backend that asks for them in the network's own order, whatever its precision: on a CPU a mask does not depend on the
-dtype that it is drawn for (checked by tests/tasks/test_draws.py). The state in which a forward pass leaves the
-generators tells whether a backend asked for the same ones. ``torch.compile`` draws numbers of its own.
+A network draws them from torch's generators. Set to one seed before a step, the generators give the same numbers to
+every backend that asks in the network's own order, whatever its precision: on a CPU a mask does not depend on its dtype
+(checked by tests/tasks/test_draws.py). The state in which a forward pass leaves the generators tells whether a backend
+asked for the same numbers. ``torch.compile`` draws numbers of its own.
 """
 
 import zlib
@@ -20,13 +20,13 @@ from mpcompare import generators
 from mpcompare.generators import CPU, DeviceGenerator
 from mpcompare.tasks.copies import copy_of
 
-EXAMINED = 0  # the number of every step that is examined: its masks are those of the oracle
+EXAMINED = 0  # the number of every step that is examined: it has the masks of the oracle
 
 
 def seed_step(number: int, seed: int = 0) -> None:
     """Sets torch's generators, on all devices, as they are before the step of this number in a run of this seed.
 
-    Python's and numpy's stay as they are.
+    Python's and numpy's generators stay as they are.
     """
     generators.seed(zlib.crc32(f"{seed} {number}".encode()))
 
@@ -86,8 +86,8 @@ def masks_depend_on_dtype(device: torch.device) -> bool:
 
 
 def masks_are_shared(network: nn.Module, x: Any) -> bool:
-    """Returns whether every mask that a network draws for ``x`` is the same one whatever its dtype: a mask of
-    :class:`MaskedDropout` is, and any other is where :func:`masks_depend_on_dtype` says so."""
+    """Returns whether every mask that a network draws for ``x`` is the same one whatever its dtype. A mask of
+    :class:`MaskedDropout` always is; any other mask is unless :func:`masks_depend_on_dtype`."""
     if not masks_depend_on_dtype(x.device):
         return True
     network = copy_of(network)
@@ -120,8 +120,8 @@ def _(x: Tensor, p: float) -> Tensor:
 
 
 def with_shared_masks(model: nn.Module) -> nn.Module:
-    """Returns a copy of a network whose masks are those of all backends: :class:`MaskedDropout` stands in the place of
-    each ``nn.Dropout``. A network without dropout is returned as it is.
+    """Returns a copy of a network whose masks all backends share: :class:`MaskedDropout` stands in the place of each
+    ``nn.Dropout``. A network without dropout is returned as it is.
 
     A class that somebody derived from ``nn.Dropout`` stays, and so does a function that a ``forward`` calls by itself.
     """

@@ -32,8 +32,8 @@ def dtypes_of(network: nn.Module) -> Mapping[str, torch.dtype]:
 
 
 def as_made(network: nn.Module) -> nn.Module:
-    """Returns the network with frozen weights in the dtypes in which the user made them: a copy, and the network itself
-    where there are none."""
+    """Returns the network with frozen weights in the dtypes in which the user made them: a copy, or the network itself
+    where no weight was widened."""
     if dtypes := dtypes_of(network):
         network = copy_of(network)
         for name, dtype in dtypes.items():

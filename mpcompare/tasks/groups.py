@@ -2,7 +2,7 @@
 
     groups: [{kind: vectors, weight_decay: 0}, {match: "head.*", lr_factor: 10}]
 
-A parameter belongs to the first group that takes it; one that none takes has the optimizer's own values.
+A parameter belongs to the first group that takes it; a parameter that no group takes has the optimizer's own values.
 """
 
 import re
@@ -23,17 +23,17 @@ Parameters = Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]
 
 @dataclass(frozen=True)
 class Group:
-    """The parameters that all of the first two take, and their values."""
+    """The parameters that both ``match`` and ``kind`` take, and their values."""
 
-    match: tuple[str, ...] = ("*",)  # patterns of names, as shells have them; one of them is enough
-    # ``vectors``, which have at most one dimension: biases, and the weights of norms; ``biases``, whose last name says
-    # so; None: every kind
+    match: tuple[str, ...] = ("*",)  # patterns of names, as shells have them; one pattern that fits is enough
+    # ``vectors``, which have at most one dimension: biases, and the weights of norms; ``biases``, by the last part of
+    # their name; None: every kind
     kind: str | None = None
     lr_factor: float = 1.0  # the group's learning rate over the optimizer's, above 0
     weight_decay: float | None = None  # at least 0; None: the optimizer's
 
     def takes(self, name: str, dims: int) -> bool:
-        """Returns whether a parameter of so many dimensions belongs to the group, unless to one before it."""
+        """Returns whether a parameter of so many dimensions belongs to the group, unless an earlier group takes it."""
         if (self.kind == "vectors" and dims > 1) or (self.kind == "biases" and "bias" not in name.rpartition(".")[2]):
             return False
         return any(fnmatchcase(name, pattern) for pattern in self.match)
@@ -83,8 +83,8 @@ def check_groups(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def in_group(optimizer: Any, name: str, dims: int) -> tuple[Any, float]:
-    """Returns an optimizer without groups, whose learning rate and weight decay are those of one parameter, and the
-    factor of its learning rate."""
+    """Returns an optimizer without groups, with the learning rate and weight decay of one parameter; and the factor of
+    its learning rate."""
     return (optimizer, 1.0) if not _groups_of(optimizer) else _in_group(optimizer, name, dims)
 
 
@@ -102,7 +102,7 @@ def _number_of(optimizer: Any, name: str, dims: int) -> int | None:
 
 
 def _groups_of(optimizer: Any) -> tuple[Group, ...]:
-    """Returns the groups of an optimizer; one from elsewhere may know of none."""
+    """Returns the groups of an optimizer; an optimizer from elsewhere may have no groups."""
     return getattr(optimizer, "groups", ())
 
 
@@ -125,8 +125,7 @@ def for_torch(optimizer: Any, params: Parameters) -> list[Any]:
 
 
 def by_names(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Any:
-    """Returns the same optimizer, whose groups list the names of their parameters, so that dimensions are not asked
-    for."""
+    """Returns the same optimizer, whose groups list the names of their parameters: nobody needs dimensions then."""
     if not _groups_of(optimizer):
         return optimizer
     names: dict[int | None, list[str]] = {}
@@ -167,6 +166,6 @@ class GroupedReplay:
 
 
 def refuse_groups(optimizer: Any, who: str) -> None:
-    """Raises BackendUnavailable where there are groups, of which ``who`` knows nothing."""
+    """Raises BackendUnavailable where there are groups: ``who`` knows nothing of them."""
     if _groups_of(optimizer):
         raise BackendUnavailable(f"{who} updates all parameters alike: it has no task.optimizer.groups")

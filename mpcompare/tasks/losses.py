@@ -1,9 +1,9 @@
 """The losses that have a name. Any other is a callable of output and targets that returns a scalar.
 
-A loss is a mean. Where its mean is over another number of labels in each micro-batch, because some are left out, it has
-a ``count``, a function of the targets: the loss of a step is the mean over all labels of all its micro-batches, and a
-micro-batch is a part of it as large as its share of the labels (:func:`shares`). The mean of the micro-batches' means
-would be another loss, in which a label counts more the fewer there are beside it.
+A loss is a mean. Some losses leave labels out, so that the mean is over another number of labels in each micro-batch.
+Such a loss has a ``count``, a function of the targets: the loss of a step is the mean over all labels of all its
+micro-batches, and a micro-batch's part of the loss is its share of the labels (:func:`shares`). The mean of the
+micro-batches' means would be another loss, in which a label counts more the fewer labels its micro-batch has.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +55,7 @@ def mse(output: Tensor, y: Tensor) -> Tensor:
 
 
 def of_model(output: Any, _: Any) -> Tensor:
-    """Returns the loss that the network has computed itself, of labels among its inputs."""
+    """Returns the loss that the network has computed itself, from labels among its inputs."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is None:
         raise ValueError("the output has no loss: are there labels among the inputs?")
@@ -71,8 +71,8 @@ LOSSES: dict[str, Loss] = {
 
 
 def count_of(loss: Loss) -> Callable[[Tensor], Tensor] | None:
-    """Returns the function that counts a loss's labels, which one that is bound by ``functools.partial`` has, too; None
-    where all targets count alike."""
+    """Returns the function that counts a loss's labels, also for a loss that ``functools.partial`` binds; None where
+    all targets count alike."""
     count: Callable[[Tensor], Tensor] | None = getattr(getattr(loss, "func", loss), "count", None)
     return count
 

@@ -37,27 +37,27 @@ class UpdateReplay(Protocol):
         Returns:
             ``change``, the difference between the new weight and the old one; and ``magnitude``, the sum of the
             absolute values of the change's terms, times the number of times that fp32 rounds them at most. So fp32 may
-            be off by ``2^-24 magnitude`` in the change, and by the rounding of the new weight beside that.
+            be off by ``2^-24 magnitude`` in the change, and in addition by the rounding of the new weight.
         """
 
     def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int, at_once: bool = False) -> None:
-        """Goes on from a state that was loaded, with what it remembers of the weight ``name``: those tensors have no
-        error.
+        """Goes on from a loaded state, with the tensors that it remembers of the weight ``name``: these tensors have
+        no error.
 
         Args:
             tensors: by torch's names, float64; empty where nothing is remembered.
             updates: the number of updates that the state counts.
-            at_once: whether the optimizer was given that number, and did not count to it.
+            at_once: whether the optimizer got that number from the state, and did not count to it.
         """
 
     def kept(self, name: str) -> dict[str, tuple[Tensor, Tensor]]:
-        """Returns what is remembered of the weight ``name`` after its last update, by torch's names: each with its
-        ``magnitude``, so that fp32 may be off by ``2^-24 magnitude`` in it."""
+        """Returns the tensors that are remembered of the weight ``name`` after its last update, by torch's names, each
+        with its ``magnitude``: fp32 may be off by ``2^-24 magnitude`` in a tensor."""
 
 
 @dataclass(frozen=True)
 class Coarse:
-    """An arithmetic that rounds by more than fp32's does, for the bounds of a replay."""
+    """An arithmetic that rounds by more than fp32 does, for the bounds of a replay."""
 
     arithmetic: float = 1.0  # the unit roundoff of operations, over fp32's
     # the unit roundoff of the optimizer's tensors, over fp32's; 0: storing them rounds nothing more
@@ -80,7 +80,7 @@ class Optimizer(Protocol):
 
     @property
     def linear(self) -> bool:
-        """Whether an update is linear in the gradients, so that its relative error is theirs."""
+        """Whether an update is linear in the gradients, so that its relative error is the gradients' error."""
 
     @property
     def bounded(self) -> bool:
@@ -144,7 +144,7 @@ class SgdReplay:
 
     fp32 rounds a gradient once between the place where a backend shows it and the place where it uses it, and twice
     with lr (lr itself, the product). The decay, Nesterov's sum and momentum are a constant, a product and a sum, three
-    roundings each. Those of momentum come again in each step after the first, for the v of the step before.
+    roundings each. Momentum's roundings come again in each step after the first, for the v of the step before.
     """
 
     def __init__(self, optimizer: Sgd, coarse: Coarse = IN_FP32) -> None:
@@ -152,8 +152,8 @@ class SgdReplay:
         self.roundings = 3 * coarse.arithmetic * (1 + (optimizer.weight_decay > 0) + optimizer.nesterov)
         self.roundings += coarse.moments
         self.of_momentum = 3 * coarse.arithmetic + coarse.moments
-        self.velocities = Stored()  # and the sum of the absolute values of their terms, ``[2, *weight]``
-        self.rounded: dict[str, float] = {}  # how often a velocity was
+        self.velocities = Stored()  # v, and the sum of the absolute values of its terms, ``[2, *weight]``
+        self.rounded: dict[str, float] = {}  # the number of roundings of each velocity
 
     def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int, at_once: bool = False) -> None:
         if "momentum_buffer" in tensors:
@@ -291,15 +291,15 @@ class AdamReplay:
 
     From a state that was loaded, t is the number of updates since then in all but the corrections.
 
-    A coarser arithmetic rounds by so much more, but for the corrections, which torch computes in fp32 or better. One
-    that stores m and v with fewer digits rounds each once more in an update.
+    A coarser arithmetic rounds by so much more, except in the corrections, which torch computes in fp32 or better. An
+    arithmetic that stores m and v with fewer digits rounds each once more in an update.
 
     The decay of AdamW multiplies w by the constant ``1 - lr weight_decay``, one rounding for each of the two.
     """
 
     def __init__(self, optimizer: _AdamOrAdamW, coarse: Coarse = IN_FP32) -> None:
         self.optimizer, self.coarse = optimizer, coarse
-        self.means = Stored()  # m, M, v and S^2, ``[4, *weight]``; without the last one where it is v
+        self.means = Stored()  # m, M, v and S^2, ``[4, *weight]``; without S^2 where it equals v
         self.updates: dict[str, int] = {}
         self.loaded: dict[str, int] = {}  # the updates before the state that was loaded, which rounded nothing here
         self.at_once = False
@@ -375,7 +375,7 @@ OF_TORCH: dict[type, Any] = {each.of_torch: each for each in OPTIMIZERS}
 
 
 def require_known(optimizer: Optimizer, who: str) -> Sgd | Adam | AdamW:
-    """Returns the optimizer, or raises BackendUnavailable where it is none of these three, which ``who`` knows."""
+    """Returns the optimizer, or raises BackendUnavailable where it is none of these three: ``who`` knows no other."""
     if not isinstance(optimizer, (Sgd, Adam, AdamW)):
         name = getattr(optimizer, "name", type(optimizer).__name__)
         raise BackendUnavailable(f"{who} knows SGD, Adam and AdamW, not {name}")

@@ -60,9 +60,9 @@ class Warmup(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """:class:`Warmup` over ``warmup_steps``, then half a cosine from 1 to ``min_factor``; from ``steps`` on it stays
-    there (Loshchilov and Hutter, arXiv 1608.03983, without restarts). Raises InputError where an attribute has another
-    value."""
+    """:class:`Warmup` over ``warmup_steps``, then half a cosine from 1 to ``min_factor``; from ``steps`` on the factor
+    stays there (Loshchilov and Hutter, arXiv 1608.03983, without restarts). Raises InputError where an attribute has
+    another value."""
 
     # updates from the first to the end of the cosine, warm-up included; None: all steps of the run
     steps: int | None = None

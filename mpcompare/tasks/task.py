@@ -29,15 +29,15 @@ class Task:
     """A network and its training, the same for every backend.
 
     Attributes:
-        model: makes the network, an ``nn.Module`` that is called with a batch's inputs ``[n, ...]``, of which there
-            may be several (:mod:`mpcompare.tasks.batch`), with initial weights from torch's global generator.
-        loss: ``cross_entropy``, ``masked_cross_entropy``, ``mse`` (:mod:`mpcompare.tasks.losses`), or ``model``, which
-            returns its loss itself; or a callable of output and targets that returns a scalar.
+        model: makes the network, an ``nn.Module`` with initial weights from torch's global generator. It is called with
+            a batch's inputs ``[n, ...]``, which may be several tensors (:mod:`mpcompare.tasks.batch`).
+        loss: ``cross_entropy``, ``masked_cross_entropy``, ``mse`` (:mod:`mpcompare.tasks.losses`), or ``model`` for a
+            network that returns its loss itself; or a callable of output and targets that returns a scalar.
         optimizer: the formula that updates the weights (:mod:`mpcompare.tasks.optimizers`).
         batch_size: samples of a batch, all that one update sees. Only whole batches are used.
         schedule: the learning rate of each update (:mod:`mpcompare.tasks.schedules`).
         accumulate: the number of micro-batches, of equal size, in which a batch is computed; their gradients are added.
-            Where the loss counts its labels, each is weighted by its share of them.
+            Where the loss counts its labels, each micro-batch is weighted by its share of the labels.
         clip_norm: the largest norm that all gradients together may have; None: nothing is clipped.
         clip_norm_type: 2, or inf: the largest element.
         samples: training samples to make where the data set is generated; real data sets have their own number.
@@ -100,7 +100,7 @@ class Task:
         """Returns the network with its initial weights, fp32, in training mode. Frozen ones in 16 bits are widened.
 
         The weights are drawn on the CPU whatever the device, so that every backend on every device starts from the same
-        bits. Raises InputError where ``model`` makes no module, or one that cannot be copied or compared, or the
+        bits. Raises InputError where ``model`` makes no module, or a module that cannot be copied or compared, or the
         optimizer has a group without parameters."""
         with torch.random.fork_rng(devices=[]):
             generators.seed(seed)
@@ -122,7 +122,7 @@ class Task:
 
 
 def _fault(parameter: nn.Parameter) -> str:
-    """Returns why no backend can train a parameter, and what would do; empty where it can."""
+    """Returns why no backend can train a parameter, and what to change; empty where one can."""
     if isinstance(parameter, UninitializedParameter):
         return "lazy: expected a shape from the start, as of a network that was called with a sample"
     if parameter.dtype is not torch.float32 and (parameter.requires_grad or parameter.dtype not in HALF):
@@ -136,7 +136,7 @@ def _fault(parameter: nn.Parameter) -> str:
 
 
 def with_values(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> nn.Module:
-    """Returns a copy of ``model`` with the values of ``params`` and ``buffers``, as far as they are given."""
+    """Returns a copy of ``model`` with the values in ``params`` and ``buffers``; others stay as they are."""
     model = copy_of(model)
     _fill(model.named_parameters(), params)
     _fill(model.named_buffers(), buffers)
@@ -144,8 +144,8 @@ def with_values(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping
 
 
 def sharing_parameters(model: nn.Module, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """Returns a copy of ``model`` with the same parameters, which nobody may write into, and with buffers of its own,
-    which have the values of ``buffers`` as far as they are given."""
+    """Returns a copy of ``model`` with the same parameters, which nobody may write into. Its buffers are its own, and
+    have the values in ``buffers`` where these are given."""
     model = copy_of(model, {id(p): p for p in model.parameters()})
     _fill(model.named_buffers(), buffers or {})
     return model

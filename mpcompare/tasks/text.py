@@ -75,7 +75,7 @@ class CharGpt(nn.Module):
 
 
 class Block(nn.Module):
-    """``[N, T, width]`` to the same shape: attention and a two-layer network, each after a norm, beside a residual."""
+    """``[N, T, width]`` to the same shape: attention and a two-layer network, each after a norm and with a residual."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

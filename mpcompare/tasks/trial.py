@@ -18,7 +18,7 @@ from mpcompare.tasks.task import Task
 def try_out(model: nn.Module, task: Task, x: Batch, y: Batch, data: str, y_test: Batch | None = None) -> None:
     """Calls a copy of the network and the loss on a few samples, so that a task that cannot work fails before training.
     Raises InputError where the batch is larger than the data, the network cannot be called with it, the loss is no
-    scalar or has no gradient, or the output is random in a way that nobody could repeat, or in evaluation mode.
+    scalar or has no gradient, the output is random in a way that nobody could repeat, or random in evaluation mode.
 
     Args:
         x, y: all training samples of the data set named ``data``.
@@ -67,7 +67,7 @@ def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
     """Returns the output for a few samples, in training mode."""
     own, fresh = [where for where, _ in model.named_parameters()], copy_of(model)
     try:
-        # The second is in the state of the first: a call may move statistics, a queue, or a count.
+        # The second call begins in the state of the first: a call may move statistics, a queue, or a count.
         (output, _), (again, _) = (_called(network, few) for network in (copy_of(model), model))
     except (Exception, SystemExit) as error:
         raise InputError("task.model", name, f"cannot be called with {given}: {first_line(error)}") from error
@@ -80,7 +80,7 @@ def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
     if not all(alike) and not any(t.isnan().any() for t in tensors_of(output)):
         expected = "draws random numbers that torch.manual_seed does not repeat: expected torch's own"
         raise InputError("task.model", name, expected)
-    # A network that makes layers in its first call draws their weights there, and other masks after them.
+    # A network that makes layers in its first call draws their weights there, and so draws other masks afterwards.
     if _called(fresh, few)[1] != _called(model, few)[1]:
         expected = "draws other random numbers in its first call than in later ones: call it once where it is made"
         raise InputError("task.model", name, expected)
@@ -93,7 +93,7 @@ def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
 
 def _moved(model: nn.Module, few: Batch) -> list[str]:
     """Returns the parameters that a call writes into. Each is multiplied by another factor first: a target network
-    begins as a copy of the one that it follows."""
+    begins as a copy of the network that it follows."""
     model, many = copy_of(model), max(1024, len(list(model.parameters())))
     with torch.no_grad():
         for number, p in enumerate(model.parameters()):
@@ -101,7 +101,7 @@ def _moved(model: nn.Module, few: Batch) -> list[str]:
         before = {name: p.nan_to_num() for name, p in model.named_parameters()}
         try:
             _called(model, few)
-        except (Exception, SystemExit):  # at weights that are not its own
+        except (Exception, SystemExit):  # the network may fail at other weights
             return []
         return [name for name, p in model.named_parameters() if not torch.equal(p.nan_to_num(), before[name])]
 
@@ -142,8 +142,8 @@ def _try_backward(model: nn.Module, task: Task, few: Batch, targets: Batch, name
 
 
 def first_loss(model: nn.Module, task: Task, x: Batch, y: Batch) -> str:
-    """Returns why the network's loss on the first batch, in fp32, is no finite number; nothing where it is one. ``x``
-    and ``y`` are the samples of the batch, the first of the training samples."""
+    """Returns why the network's loss on the first batch, in fp32, is no finite number; nothing where it is finite.
+    ``x`` and ``y`` are the samples of the batch, the first of the training samples."""
     model, first = copy_of(model), 0
     with as_examined(x.device), torch.no_grad():
         for few, targets in task.micro_batches(x, y):
@@ -167,14 +167,14 @@ def _loss_name(task: Task) -> str:
 
 
 def _called(network: nn.Module, x: Batch) -> tuple[Any, str]:
-    """Calls a network with the random numbers of an examined step. Returns its output, and the state in which torch's
-    generators are left."""
+    """Calls a network with the random numbers of an examined step. Returns its output, and the state of torch's
+    generators afterwards."""
     seed_step(EXAMINED)
     return network(x), state(x.device)
 
 
 def _check_classes(y: Tensor, classes: int, masked: bool) -> None:
-    """Raises ValueError where labels are none of so many classes."""
+    """Raises ValueError where a label is not among so many classes."""
     counted = y[y != MaskedCrossEntropy.ignored] if masked else y
     if not len(counted):
         raise ValueError("every label is left out")
@@ -182,7 +182,7 @@ def _check_classes(y: Tensor, classes: int, masked: bool) -> None:
     if most >= classes:
         raise ValueError(f"labels go up to {most}, and the last dimension of the output has {classes} classes")
     if least < 0:
-        raise ValueError(f"a label is {least}, and masked_cross_entropy leaves out those of -100")
+        raise ValueError(f"a label is {least}, and masked_cross_entropy leaves out labels of -100")
 
 
 def _shape(batch: Batch) -> str:

@@ -15,8 +15,8 @@ and this in its tests:
         check_backend(MyAmp)
 
 The checks run on small networks: an MLP, the same with micro-batches and clipping, a CNN with batch norm, a
-transformer. Those that look at the interface come first. Where all of them hold, the backend is trained and examined as
-in a race, and is compared with torch's own implementation in the same precision.
+transformer. Checks of the interface come first. Where all of them hold, the backend is trained and examined as in a
+race, and is compared with torch's own implementation in the same precision.
 
 Two training loops are compared by ``assert_same_training(ours, reference)``, which knows no contract.
 """

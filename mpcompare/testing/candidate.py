@@ -63,8 +63,8 @@ class Candidate:
         return Stepper(backend, self.task.new_rates()).step(batch)
 
     def accepted_scaling(self) -> LossScale:
-        """Returns the loss scale of ``loss_scale=auto``, or the first other one that the backend accepts; that of auto,
-        too, where it accepts none, and then says why."""
+        """Returns the loss scale of ``loss_scale=auto``, or the first other one that the backend accepts. Where it
+        accepts none, returns the scale of auto: the backend then says why it refuses it."""
         auto = loss_scale.auto(self.precision)
         return next(self.accepted(auto, *LOSS_SCALES), auto)
 
@@ -72,7 +72,7 @@ class Candidate:
         return self.make(self.model(seed), self.accepted_scaling())
 
     def accepted(self, *scalings: LossScale) -> Iterator[LossScale]:
-        """Yields those that the backend does not refuse with an InputError."""
+        """Yields the loss scales that the backend does not refuse with an InputError."""
         for scaling in scalings:
             try:
                 self.make(self.model(), scaling)
@@ -91,7 +91,7 @@ class Checked:
 
     Attributes:
         candidates: each task and precision that was checked, ``mlp bf16``.
-        skipped: by what was not checked, the reason: a task and precision, or one check there, ``mlp bf16, overflow``.
+        skipped: the reason by what was not checked: a task and precision, or one check there, ``mlp bf16, overflow``.
     """
 
     candidates: list[str] = field(default_factory=list)

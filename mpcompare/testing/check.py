@@ -30,7 +30,7 @@ def check_backend(
         backend_class: as ``mpcompare/contract.py`` describes it.
         precision: one of its ``PRECISIONS``, or ``auto``; None: all of them, without tf32 on a CPU.
         device: ``cpu``, ``cuda``, or ``auto``.
-        tasks: by name, a task and its data of at least 10 batches; None: :func:`small_tasks`. Those that the backend
+        tasks: by name, a task and its data of at least 10 batches; None: :func:`small_tasks`. Tasks that the backend
             says it cannot train (``BackendUnavailable``) are skipped.
         options: its own, for its constructor.
 

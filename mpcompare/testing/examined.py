@@ -41,9 +41,9 @@ def examined_run(
     Args:
         name: the name of the run and of its backend.
         candidate: the backend, its task and precision.
-        noise: the number of runs that find the noise: two for one that others are compared with.
-        seed: that of the initial weights.
-        scaling: the loss scale; None: that of ``loss_scale=auto``.
+        noise: the number of runs that find the noise: two for a run that others are compared with.
+        seed: the seed of the initial weights.
+        scaling: the loss scale; None: the scale of ``loss_scale=auto``.
 
     Returns:
         The run, as its record would be read back.

@@ -44,8 +44,8 @@ ANSWERS = (
     "memory_model",
 )  # fmt: skip
 OBSERVED = ("params", "activations", "gradients", "loss", "optimizer")  # the keys of dtypes()
-SOON_S = 0.05  # in which a step that goes on in another thread shows
-STEPS = 8  # of the training that is judged
+SOON_S = 0.05  # seconds in which a step that goes on in another thread shows
+STEPS = 8  # the steps of the training that is judged
 PEERS: tuple[Any, ...] = (Fp32, Tf32, Amp)  # torch's own implementations
 
 
@@ -108,7 +108,7 @@ def _leaves_the_model_alone(candidate: Candidate, checked: Checked) -> Iterator[
     ):
         first = _stored(expected, backend)
         if any(name in tensors and not numerics.same_bits(tensors[name], first[name]) for name in first):
-            yield f"its first {what} are not those of the model, bit for bit"
+            yield f"its first {what} are not the model's {what}, bit for bit"
     for batch in candidate.batches(2):
         before = copy.deepcopy(batch)
         candidate.step(backend, batch)
@@ -160,7 +160,7 @@ def _gradients(candidate: Candidate, checked: Checked) -> Iterator[str]:
         backend = candidate.make(candidate.model(), scaling)
         grads = _copy(show_gradients(backend, candidate.batches(1)[0], candidate.task.optimizer.lr)[1])
         if grads and in_one_piece(backend) and not any(g.any() for g in grads.values()):
-            yield "grads() are 0 after train_step(): expected those of the step, copied before they are dropped"
+            yield "grads() are 0 after train_step(): expected the step's gradients, copied before they are dropped"
             return
         if not grads:
             checked.skipped[f"{candidate.name}, gradients"] = "grads() is empty"
@@ -280,7 +280,7 @@ def _two_at_once(candidate: Candidate, checked: Checked) -> Iterator[str]:
         together += _go_on(candidate, one, [batch])
         candidate.step(other, of_the_other)
     if different := _first_difference(alone, together, candidate.device):
-        yield f"beside another backend of the same process it computes {different}"
+        yield f"with another backend in the same process it computes {different}"
 
 
 def verdict(candidate: Candidate, checked: Checked) -> Iterator[str]:
@@ -309,7 +309,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
 
 
 def _named(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: Any) -> Iterator[str]:
-    """Compares names, shapes and dtype of ``tensors`` with those of ``expected``."""
+    """Compares the names, shapes and dtype of ``tensors`` with the ones of ``expected``."""
     if missing := [name for name in expected if name not in tensors]:
         yield f"{what} lack {', '.join(missing)}"
     if unknown := [name for name in tensors if name not in expected]:

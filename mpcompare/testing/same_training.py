@@ -40,15 +40,15 @@ def assert_same_training(ours: Trains, reference: Trains, steps: int = 3) -> Non
             with watch(model, optimizer):
                 our_trainer(model, optimizer, batches)
 
-    Of each loop by itself the gradients, layer by layer, and the updates must be right. And both must begin with the
+    In each loop by itself the gradients, layer by layer, and the updates must be right. And both must begin with the
     same weights, do the same (the precision, the micro-batches, clipping, the optimizer and its settings, the loss
-    scale), and have the same gradients: computed in float64 from the weights and the inputs that each loop had, they
-    may differ by what fp32 cannot tell apart. So a rounding of one loop is never taken for a difference, and a
-    difference never for a rounding.
+    scale), and have the same gradients. The gradients are computed in float64 from the weights and the inputs that each
+    loop had, and may differ by what fp32 cannot tell apart. So a rounding of one loop is never taken for a difference,
+    and a difference never for a rounding.
 
     Args:
-        ours, reference: each makes a network and trains it within the block that it is given; both in the same way,
-            with parameters of the same names.
+        ours, reference: each makes a network and trains it within the ``watch`` that it is given; both networks are
+            made in the same way, with parameters of the same names.
         steps: the number of updates that are compared.
 
     Raises:
@@ -84,7 +84,7 @@ def _seen(name: str, loop: Trains, steps: int) -> Any:
 
 
 def _groups(ours: list[Mapping[str, Any]], reference: list[Mapping[str, Any]]) -> list[str]:
-    """Returns the settings of parameter groups that are others."""
+    """Returns the settings of parameter groups that are different."""
     if len(ours) != len(reference):
         return [f"ours has {len(ours)} parameter groups, the reference {len(reference)}"]
     return [
@@ -105,9 +105,9 @@ def _steps(ours: Any, reference: Any) -> list[str]:
         return [f"the first weights of {listed(wrong)} are others"]
     steps = zip(*([t for t in look.taken if not t.skipped] for look in looks), strict=False)
     for number, (a, b) in enumerate(steps, start=1):
-        # Later weights differ by the roundings of each loop: both gradients are taken at those of the reference.
+        # Later weights differ by the roundings of each loop: both gradients are taken at the reference's weights.
         mine, theirs = (_exact_gradients(look, step.sum, b.sum) for look, step in zip(looks, (a, b), strict=True))
-        least = UNIT_ROUNDOFF * finite_norm(theirs)  # below that of one tensor there is float64's own rounding
+        least = UNIT_ROUNDOFF * finite_norm(theirs)  # a tensor with a smaller norm is float64's own rounding
         wrong = [n for n in theirs if not _close(mine.get(n), theirs[n], least)] + [n for n in mine if n not in theirs]
         if wrong:
             return [f"the gradients of {listed(wrong)} are others in update {number}"]
@@ -115,11 +115,11 @@ def _steps(ours: Any, reference: Any) -> list[str]:
 
 
 def _exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
-    """Returns the gradients of a sum: the loop's own computation in float64, from the inputs of the network on. Nothing
-    else of its record is passed on but the random numbers that the network drew.
+    """Returns the gradients of a sum: the loop's own computation in float64, from the inputs of the network on. Of its
+    record only the random numbers that the network drew are used.
 
     Args:
-        at: the sum with the weights and buffers at which they are taken.
+        at: the sum with the weights and buffers at which the gradients are taken.
     """
     if seen.first is None or at.first is None:
         return {}

@@ -112,8 +112,8 @@ def test_prompts_are_left_out():
 @pytest.mark.parametrize(
     ("loss", "label", "message"),
     [
-        ("cross_entropy", -100, "ValueError: a label is -100, and masked_cross_entropy leaves out those of -100"),
-        ("masked_cross_entropy", -1, "ValueError: a label is -1, and masked_cross_entropy leaves out those of -100"),
+        ("cross_entropy", -100, "ValueError: a label is -100, and masked_cross_entropy leaves out labels of -100"),
+        ("masked_cross_entropy", -1, "ValueError: a label is -1, and masked_cross_entropy leaves out labels of -100"),
         ("masked_cross_entropy", 96, "ValueError: labels go up to 96"),
         ("masked_cross_entropy", None, "ValueError: every label is left out"),
     ],

@@ -22,9 +22,9 @@ class Dataset:
         name, reason: the data set's name, and the reason why it was taken.
         x_train, x_test: ``[N, ...]`` of any shape: fp32 values (images are ``[N, channels, height, width]``), or int64
             ids of tokens (``[N, T]``).
-        y_train, y_test: int64 classes ``[N]``, or ``[N, T]`` with one for every token; or fp32 targets ``[N, ...]``.
+        y_train, y_test: int64 classes ``[N]``, or ``[N, T]`` with a class for each token; or fp32 targets ``[N, ...]``.
 
-    Each may be a :class:`Tree` of such tensors.
+    Each of the four may be a :class:`Tree` of such tensors.
     """
 
     name: str
@@ -56,7 +56,7 @@ def batches(dataset: Dataset, batch_size: int, served: int = 0) -> Iterator[tupl
 
 
 def drawn_batches(dataset: Dataset, batch_size: int, seed: int) -> Iterator[tuple[Any, Any]]:
-    """Yields whole batches, each drawn from all of them: who does not know ``seed`` cannot foresee them."""
+    """Yields whole batches, each drawn from all batches: nobody who does not know ``seed`` can foresee them."""
     generator, in_all = random.Random(seed), len(dataset.x_train) // batch_size
     return _numbered(dataset, batch_size, (generator.randrange(in_all) for _ in itertools.count()))
 

@@ -35,7 +35,7 @@ def load(function: Callable[[int], Any], seed: int) -> Dataset:
 
 
 def dataset_of(loaded: Any, name: str) -> Dataset:
-    """Returns the data set of what the function called ``name`` has returned.
+    """Returns the data set that the function called ``name`` has returned as ``loaded``.
 
     numpy's fp64 becomes fp32, and its integers as targets int64, as torch's functions want them. Raises InputError
     where these are not four tensors or arrays, or they do not fit each other."""

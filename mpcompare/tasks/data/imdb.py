@@ -24,9 +24,9 @@ def imdb(
 ) -> Dataset:
     """Returns reviews as ids of their words, int64 ``[N, length]``, and 0 (blame) or 1 (praise), int64 ``[N]``.
 
-    Words are in lower case. The most frequent ones of the training part have ids (in alphabetical order where equally
-    many); the others are ``UNKNOWN``. Only a review's first ``length`` words are taken, and a shorter one is followed
-    by ``PADDING``. Raises InputError where a folder is missing or empty, or a review cannot be read.
+    Words are in lower case. The most frequent words of the training part have ids (equally frequent ones in the order
+    of the alphabet); the others are ``UNKNOWN``. Only a review's first ``length`` words are taken, and a shorter review
+    is followed by ``PADDING``. Raises InputError where a folder is missing or empty, or a review cannot be read.
 
     Args:
         seed: draws the order of the reviews.

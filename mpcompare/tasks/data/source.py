@@ -34,7 +34,7 @@ class Source:
     """A data set's files."""
 
     name: str  # the data set's name
-    reader: str  # the class of ``torchvision.datasets`` that reads it
+    reader: str  # the class in ``torchvision.datasets`` that reads the data set
     folder: str  # the files' folder below ``data.root``
     md5: Mapping[str, str]  # the checksum of each file, by its name
     mirror: str  # an address that answers where a download can work
@@ -105,8 +105,8 @@ class Source:
         """Downloads the files to ``root``; returns the reason why that failed, or None.
 
         A probe comes first, so that a machine without internet loses 3 seconds at most. Both run in processes that can
-        be ended: a name lookup may hang for longer than any timeout. The files come into a folder beside, and are moved
-        into place one by one, so that no half file is ever taken for data.
+        be ended: a name lookup may hang for longer than any timeout. The files come into a folder of their own in
+        ``root``, and are moved into place one by one, so that no half file is ever taken for data.
         """
         if failure := _failure(PROBE, self.mirror, PROBE_S, "no answer"):
             return failure

@@ -276,7 +276,7 @@ inline int64_t check_update(const char* op, Argument master, const Arguments& st
   if (params) check_same_dtype(op, {"params", *params}, grad);
   for (const Argument& x : scalars) check_fp32_scalar(op, x);
   Arguments read = scalars;
-  // Each element of grad is read before that of params is written.
+  // Each element of grad is read before the element of params is written.
   const bool in_place = params && params->const_data_ptr() == grad.tensor.const_data_ptr();
   if (!in_place) read.push_back(grad);
   check_memory(op, written, read);

@@ -1,5 +1,5 @@
-// The update of the dynamic loss scale: DynamicLossScale.update of mpcompare/loss_scale.py, which is that of
-// torch.amp.GradScaler with a floor and a hysteresis. CPU and CUDA compile the same code.
+// The update of the dynamic loss scale: DynamicLossScale.update of mpcompare/loss_scale.py. It does what
+// torch.amp.GradScaler does, with a floor and a hysteresis. CPU and CUDA compile the same code.
 #pragma once
 #include "both.hpp"
 

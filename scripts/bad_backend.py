@@ -32,7 +32,7 @@ def _loop(*_: object) -> None:
     raise RecursionError("maximum recursion depth exceeded")
 
 
-ANSWERS: dict[str, Callable[[], Any]] = {  # what a method returns in the place of its answer
+ANSWERS: dict[str, Callable[[], Any]] = {  # returns the value that a method returns in place of its answer
     "none": lambda: None,
     "five": lambda: 5,
     "text": lambda: "$x_{1",

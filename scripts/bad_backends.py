@@ -4,9 +4,9 @@ python scripts/bad_backends.py                      # all of them, some minutes
 python scripts/bad_backends.py deed=aborts          # one
 python scripts/bad_backends.py --every 10           # a tenth, as in a slow test
 
-A sweep of amp, a bad backend (``bad_backend.py``) and fp32 must end with a row of each, a verdict of the two good ones,
-the page and its figures. No process is left, and no temporary file. No traceback is printed but the bad backend's own,
-and no control character of its texts.
+A sweep of amp, a bad backend (``bad_backend.py``) and fp32 must end with a row of each, a verdict on the two good ones,
+the page and its figures. No process is left, and no temporary file. No traceback is printed except the bad backend's
+own, and no control character of its texts.
 """
 
 import argparse

@@ -159,10 +159,10 @@ def fused(n: int, h: int, dtype: str, device: torch.device) -> list[Case]:
 
 
 def optimizers(count: int, dtype: str, device: torch.device) -> list[Case]:
-    """Returns the operators that update ``count`` parameters, beside torch's fused optimizers.
+    """Returns the operators that update ``count`` parameters, with torch's fused optimizers to compare them with.
 
-    torch's unscale by themselves, but take fp32 gradients only: a copy widens the gradients for them, and another casts
-    their weights to 16 bits.
+    torch's optimizers unscale by themselves, but take fp32 gradients only: a copy widens the gradients for them, and
+    another copy casts their weights to 16 bits.
     """
 
     def random() -> Tensor:
@@ -205,7 +205,7 @@ def optimizers(count: int, dtype: str, device: torch.device) -> list[Case]:
 def bench(case: Case, device: torch.device, rounds: int) -> dict[str, object]:
     """Times the operator and torch in turns, one block of each in a round, and returns a row of the table."""
     with fp32_products.tf32(PRECISIONS[case.dtype].uses_tf32):
-        mine_calls = calls_for(case.ours, device)  # its first call packs, allocates and faults pages in
+        mine_calls = calls_for(case.ours, device)  # the first call packs, allocates and faults pages in
         other_calls = calls_for(case.theirs, device) if case.theirs else 0
         times = [
             (

@@ -47,8 +47,8 @@ class Slow(Amp):
     """The backend ``amp``, with a sleep of 5 % at the end of each step.
 
     The planted 5 % are exact for long steps only: a sleep takes a little more than it should, and the threads that
-    compute fall asleep meanwhile. A step of some milliseconds takes longer by more, by a sleep or by a busy wait, also
-    within one process.
+    compute fall asleep meanwhile. A step of some milliseconds becomes slower by more than 5 %, with a sleep or with a
+    busy wait, also within one process.
     """
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

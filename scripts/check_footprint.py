@@ -2,8 +2,8 @@
 
     python scripts/check_footprint.py mnist_cnn char_gpt [--batch N] [--length T] [--optimizer adamw]
 
-The steps are computed on this CPU, so the networks must fit into its memory. The counts are those without and with the
-memory inside of kernels (--kernels of python -m mpcompare.footprint).
+The steps are computed on this CPU, so the networks must fit into its memory. One count is without the memory inside of
+kernels, and one with it (--kernels of python -m mpcompare.footprint).
 """
 
 import argparse

@@ -3,7 +3,7 @@
 python scripts/cluster_kills.py                    # 12 sweeps as processes of this machine
 python scripts/cluster_kills.py --executor slurm   # as jobs of a SLURM of one node, which is started for that
 
-Each moment lies between the plan of a sweep and its end. What is killed is the driver of a sweep, or all processes of a
+Each moment lies between the plan of a sweep and its end. The script kills the driver of a sweep, or all processes of a
 race, or SLURM's daemon of the node. In the end the table must be complete, with each verdict, all that the examination
 found, and times of two races. Each step and each evaluation must be the same, bit for bit, as in a sweep that nobody
 killed. No process may be left, no record half-written, and nothing may take longer than ``LIMIT_S``.
@@ -88,7 +88,7 @@ class Sweep:
         return Path(self.output.name).read_text()
 
     def kill(self, kind: str, after_s: float) -> bool:
-        """Kills some of its processes so long after the plan; returns whether it was done before."""
+        """Kills some of its processes so long after the plan; returns whether the sweep was done before."""
         with suppress(subprocess.TimeoutExpired):
             self.driver.wait(after_s)
             return True

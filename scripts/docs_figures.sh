@@ -2,7 +2,7 @@
 # Makes most files anew that the README and the pages show, and writes their numbers into the pages. All parts take about
 # an hour. Nothing else should run on the machine meanwhile.
 #
-#     scripts/docs_figures.sh [PART...] [OVERRIDES...]     all parts, or those that are named
+#     scripts/docs_figures.sh [PART...] [OVERRIDES...]     all parts, or the named ones
 #
 # Parts: pitfalls, footprint, scalers, first_look, default, speed, bench, as_published, power. OVERRIDES, such as
 # measure.budget_s=300, go to every sweep.

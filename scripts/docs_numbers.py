@@ -1,10 +1,10 @@
-"""Writes the numbers of README and docs into them, from files that are kept in docs/, and the checks from their code.
+"""Writes the numbers into README and docs, from files that are kept in docs/, and the checks from their code.
 
     python scripts/docs_numbers.py [--check]
 
 A place for numbers begins with ``<!-- numbers: NAME FILE -->`` and ends with ``<!-- end -->``. This program writes the
-lines between. NAME is one of ``NUMBERS``, and FILE is the file or folder that it is made from, seen from docs/. The
-checks need no FILE.
+lines between. NAME is one of ``NUMBERS``, and FILE is the file or folder from which the place is made, seen from docs/.
+The checks need no FILE.
 
 With ``--check`` nothing is written. The exit code is 1 if a page does not show what its files say, or if a number that
 looks measured stands elsewhere: a percentage, a time, a size in bytes, or "N of M". So say a limit or a setting in
@@ -103,8 +103,8 @@ def inference(file: Path) -> str:
 
 
 def speed(folder: Path) -> str:
-    """Returns the command of a sweep and a row for each run, from ``folder/vs_BASELINE.csv``, its summary beside each
-    baseline."""
+    """Returns the command of a sweep and a row for each run, from ``folder/vs_BASELINE.csv``, its summary compared with
+    each baseline."""
     beside = {path.stem.removeprefix("vs_"): pd.read_csv(path) for path in sorted(folder.glob("vs_*.csv"))}
     summary = next(iter(beside.values()))
     table = {
@@ -177,7 +177,7 @@ def power(folder: Path) -> str:
 
 
 def forced(file: Path) -> str:
-    """Returns a row for each network and precision beside the forced replay: what is seen, how near right values come
+    """Returns a row for each network and precision under the forced replay: what is seen, how near right values come
     to their limits, and where the reference itself is beyond roundings."""
     kept = pd.read_csv(file, dtype=str, keep_default_na=False)
     rows = []
@@ -204,8 +204,8 @@ def forced(file: Path) -> str:
 
 
 def mutations(file: Path) -> str:
-    """Returns a row for each kind of mutation, and one for all: how many were tried, flagged and named, and how many of
-    those that were not flagged make less than two roundings make."""
+    """Returns a row for each kind of mutation, and one for all: how many were tried, flagged and named, and how many
+    of the unflagged ones have a smaller error than two roundings."""
     kept = pd.read_csv(file, keep_default_na=False)
     kept["small"] = [sum(effect < 2 for _, effect in _places(text)) for text in kept["not flagged"]]
     counts = ["tried", "flagged", "named", "small"]
@@ -218,8 +218,8 @@ def mutations(file: Path) -> str:
 
 
 def missed(file: Path) -> str:
-    """Returns a row for each mutation that was not flagged, with its largest error in units of what roundings make, or
-    whose layer was not named, with what was said."""
+    """Returns a row for each mutation that was not flagged, with its largest error in units of what roundings make; and
+    for each whose layer was not named, with what was said."""
     rows = []
     for _, row in pd.read_csv(file, dtype=str, keep_default_na=False).iterrows():
         told = [(place, f"not flagged, {effect:.1f} roundings") for place, effect in _places(row["not flagged"])]
@@ -348,7 +348,7 @@ def measured(text: str) -> list[str]:
 
 
 def pages() -> list[Path]:
-    """Returns the README and the pages in docs/, but for those that keep_results.py makes."""
+    """Returns the README and the pages in docs/, except the pages that keep_results.py makes."""
     return [ROOT / "README.md", *(p for p in sorted((ROOT / "docs").rglob("*.md")) if "results" not in p.parts)]
 
 

@@ -1,7 +1,7 @@
 """Networks of torchvision, timm and transformers as these libraries make them, small, with data and a loss to train.
 
 A network is made by the library's own maker from its usual configuration, whose sizes are limited by one rule for all
-(``LARGEST``). Nothing is wrapped, and dropout stays as it is. ``make`` and ``load`` are what a configuration names:
+(``LARGEST``). Nothing is wrapped, and dropout stays as it is. A configuration names ``make`` and ``load``:
 ``task.model._target_=drawn_networks.make``.
 """
 
@@ -38,7 +38,7 @@ def limited(name: str, value: Any) -> Any:
 
 @contextmanager
 def limited_arguments(of: type[nn.Module]) -> Iterator[None]:
-    """A network of this class is given small arguments while it is entered."""
+    """Gives small arguments to each network of this class that is made in the block."""
     original = of.__init__
 
     def made(self: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -95,8 +95,8 @@ def make(library: str, name: str) -> nn.Module:
 
 
 def load(seed: int, library: str, name: str, side: int = 32, samples: int = 48) -> tuple[Batch, Batch, Batch, Batch]:
-    """Returns training and held-out samples: images of ``side`` x ``side`` and their classes, and of transformers a
-    dict of what the network takes, its labels among them."""
+    """Returns training and held-out samples: images of ``side`` x ``side`` and their classes; for transformers a dict
+    of the network's arguments, its labels among them."""
     of = torch.Generator().manual_seed(seed)
     x, y = _batch(library, name, side, samples + 16, of)
     train, test = slice(0, samples), slice(samples, None)
@@ -119,7 +119,7 @@ def _batch(library: str, name: str, side: int, samples: int, of: torch.Generator
 
 
 def _images(side: int, samples: int, of: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Returns noise ``[n, 3, side, side]`` with a bright stripe at the place of each one's class ``[n]``."""
+    """Returns noise ``[n, 3, side, side]`` with a bright stripe whose place tells the image's class ``[n]``."""
     y = torch.randint(CLASSES, (samples,), generator=of)
     x = torch.randn(samples, 3, side, side, generator=of)
     stripes = torch.arange(side) * CLASSES // side

@@ -3,10 +3,10 @@
 python scripts/engine_cost.py                    # processes of this machine, by submitit
 python scripts/engine_cost.py --executor slurm   # jobs of a SLURM of one node, which is started for that
 
-That time goes from the last record of a race to the first line of the next one. In it the processes of the race end,
+That time goes from the last record of a race to the first line of the next race. In it the processes of the race end,
 the engine looks at them and submits the next race, and a new Python starts Hydra. The import of torch is not in it: it
-belongs to a race, and a sweep in one process imports torch once for all. The machine's load is printed, too, because it
-makes all of this longer.
+belongs to a race, and a sweep in one process imports torch once for all. The machine's load is printed, too, because
+load makes all of this longer.
 """
 
 import argparse

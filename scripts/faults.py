@@ -31,7 +31,7 @@ def what_it_cost(number: int, seed: int, ground: Ground) -> tuple[str, str]:
         try:
             fault(ground, Path(folder), draw)
             assert digest(ground.folder / "runs") == ground.before, "a finished record has changed"
-        except Exception as error:  # whatever it is, the fault is its cause
+        except Exception as error:  # any error is caused by the fault
             return fault.__name__, f"{type(error).__name__}: {error}"
     return fault.__name__, ""
 

@@ -33,7 +33,7 @@ class Command:
         main: Callable[[], None] = run_mpcompare,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        """Starts it. ``prepare`` is called in its process, whose stdout and stderr are a pipe."""
+        """Starts the command. ``prepare`` is called in its process, whose stdout and stderr are a pipe."""
         sys.stdout.flush()
         self.began = time.monotonic()
         self._reading, writing = os.pipe()
@@ -43,7 +43,7 @@ class Command:
         os.close(writing)
 
     def ended_within(self, seconds: float) -> bool:
-        """Returns whether it has ended so long after it began, and waits until then."""
+        """Returns whether the command has ended so long after it began, and waits until then."""
         while not os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
             if time.monotonic() - self.began > seconds:
                 return False
@@ -56,7 +56,7 @@ class Command:
         self._reading = -1
 
     def end(self) -> tuple[int, str]:
-        """Waits for its end. Returns its exit code, or minus the signal that it died of, and what it has printed.
+        """Waits for its end. Returns its exit code, or minus the signal that ended it, and what it has printed.
 
         Raises:
             AssertionError: it hangs, or has left a process.
@@ -115,7 +115,7 @@ def _as_a_program(
 
 
 def error_line(code: int, said: str) -> str:
-    """Returns the one line that a command has printed which was refused.
+    """Returns the one line that a refused command has printed.
 
     Raises:
         AssertionError: it was not refused, or has printed a traceback, or more or less than one such line.

@@ -30,10 +30,10 @@ WHOLE = (*RUN, f"train.steps={STEPS - 1}", "backend=fp32")
 
 @dataclass
 class Ground:
-    """What faults are compared with, in a folder of its own: runs that nothing has happened to.
+    """The runs to which nothing has happened, in a folder of their own: faults are compared with them.
 
     Attributes:
-        lasts_s: how long it takes.
+        lasts_s: the seconds that a run takes.
         others: the rows of a report on three runs, by their names.
         before: a hash of all these runs; no fault may change it.
     """
@@ -135,7 +135,7 @@ def record(ground: Ground, folder: Path, draw: random.Random) -> None:
     files = [path for path in sorted((folder / "runs" / name).iterdir()) if path.suffix in (".json", ".csv")]
     how = damage(draw.choice(files), draw)
     code, rows, said = ground.report_on(folder / "runs", folder / "report")
-    if code == 2 and "these are not one comparison" in said:  # a letter of the task itself
+    if code == 2 and "these are not one comparison" in said:  # the damage changed a letter of the task itself
         return
     assert code in (0, 1), (how, code, said)
     assert "Traceback" not in said, (how, said)
@@ -183,7 +183,7 @@ def _goes_on(ground: Ground, folder: Path) -> None:
 
 
 def _resumes(ground: Ground, folder: Path, step: int, *more: str) -> None:
-    """Resumes the run after a step, and compares it with one that nothing has happened to."""
+    """Resumes the run after a step, and compares it with a run to which nothing has happened."""
     resume = [f"resume={folder / 'run'}", *more] if step else []
     code, said = Command(*WHOLE, *resume, f"hydra.run.dir={folder / 'resumed'}").end()
     assert code == 0, said
@@ -191,7 +191,7 @@ def _resumes(ground: Ground, folder: Path, step: int, *more: str) -> None:
 
 
 def _are_the_same(run: Path, ground: Ground, after: int) -> None:
-    """Checks that a run has the numbers of the one that nothing has happened to, bit for bit."""
+    """Checks that a run has the numbers of the run to which nothing has happened, bit for bit."""
     expected = numbers_of(ground.folder / "runs" / "0-fp32", after)
     for part, numbers in numbers_of(run, after).items():
         assert numbers == expected[part], f"after step {after} other {part}: {numbers}, expected {expected[part]}"

@@ -16,7 +16,7 @@
 #
 # Every part has a time limit. A part that fails is named in the end and makes the exit code 1; the others go on. The
 # sanitizer and ncu may not work here, or may be too slow, so only the findings of the sanitizer count as a failure. The
-# exit code is 3 if there is no GPU. OUT gets results.tar.gz, which holds everything, and beside it the files to read
+# exit code is 3 if there is no GPU. OUT gets results.tar.gz, which holds everything, and next to it the files to read
 # first; the tables are printed last. MNIST comes from the folder MPCOMPARE_DATA, or is downloaded; otherwise the data
 # is digits.
 #
@@ -181,7 +181,7 @@ tar -czf "$out/results.tar.gz" -C "$work" .
 for file in tables.txt machine.json roofline.png default/report/summary.csv; do
   [[ -f $work/$file ]] && cp "$work/$file" "$out/"
 done
-tail -c 8500 "$work/tables.txt" | tail -n +2 # whole lines, those of the most important tables
+tail -c 8500 "$work/tables.txt" | tail -n +2 # whole lines of the most important tables
 echo
 cat "$out/suite.log"
 exit "$failed"

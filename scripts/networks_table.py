@@ -6,7 +6,8 @@
 
 The names of a library are sorted by the sha256 of a fixed word and the name. A name is taken if its network can be made
 small (``drawn_networks.py``) and takes a finite step of plain PyTorch. From each file of a library only one is taken.
-The draw asks nothing of mpcompare. ``TAKEN`` is what it found with torchvision 0.29, timm 1.0.31 and transformers 5.24.
+The draw asks nothing of mpcompare. ``TAKEN`` is what the draw found with torchvision 0.29, timm 1.0.31 and transformers
+5.24.
 
 Each network is trained by one command, ``python -m mpcompare -m backend=amp,master_weights,fp32 precision=auto,fp16``.
 A row of ``docs/power/command.csv`` has, for each precision, the verdict on each backend, or the line with which its run
@@ -37,7 +38,7 @@ TABLE = Path(__file__).parents[1] / "docs" / "power" / "command.csv"
 WORD = "networks by command"
 # The number of networks, and the largest numbers of parameters and of their tensors.
 WANTED = {"torchvision": (8, 4_000_000, 190), "timm": (26, 1_500_000, 130), "transformers": (26, 1_500_000, 130)}
-SIDES = (32, 64)  # of an image: the first that a network takes
+SIDES = (32, 64)  # sides of an image: the first that a network takes
 TOGETHER = 4  # networks of one command, which take their races one after the other
 TAKEN = {  # @: the side of an image, where it is not 32
     "torchvision": "shufflenet_v2_x0_5 swin_t squeezenet1_0 mnasnet1_0 densenet201 vit_l_16 mobilenet_v2 "
@@ -56,7 +57,7 @@ TAKEN = {  # @: the side of an image, where it is not 32
     "JetMoeForCausalLM Qwen2MoeForSequenceClassification DeepseekV3ForTokenClassification "
     "ConvBertForTokenClassification DiffLlamaForSequenceClassification DeepseekV4ForCausalLM",
 }
-MEASURED = ("timed steps",)  # whose limits are of times
+MEASURED = ("timed steps",)  # the checks whose limits are of times
 COMMAND = (
     *("backend=amp,master_weights,fp32", "precision=auto,fp16", "device=cpu", "task=module", "data=function"),
     *("task.model._target_=drawn_networks.make", "data._target_=drawn_networks.load", "task.batch_size=8"),
@@ -120,7 +121,7 @@ def _why_not(library: str, name: str, side: int, taken: set[str], most: int, ten
 
 
 def rows_of(library: str, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Runs the command on some networks of a library. Yields their rows, whose verdicts are those of its report."""
+    """Runs the command on some networks of a library. Yields their rows, with the verdicts of its report."""
     sides = dict(each.partition("@")[::2] for each in names)
     loss = "model" if library == "transformers" else "cross_entropy"
     with tempfile.TemporaryDirectory(prefix="networks-") as folder:
@@ -142,7 +143,7 @@ def _cells(entries: list[Entry], said: str) -> dict[str, str]:
     nearest = [(0.0, "")]
     for entry in entries:
         backend, precision = entry.run.result.backend, entry.run.result.precision
-        if precision == "auto":  # of a run that ended before it was known
+        if precision == "auto":  # the run ended before its precision was known
             precision = "fp32" if backend == "fp32" else "bf16"
         if (backend == "fp32") != (precision == "fp32"):  # fp32 takes no part in 16 bits
             continue

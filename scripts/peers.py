@@ -115,7 +115,7 @@ def said(name: str, candidate: Candidate, reference: Run) -> dict[str, Any]:
 
 
 class FabricByPlugin(FabricRow):
-    """``backend=fabric backend.plugin=true``, as a class of its own beside ``fabric``."""
+    """``backend=fabric backend.plugin=true``, as a class of its own."""
 
     def __init__(self, model: Any, task: Task, precision: str, loss_scale: Any) -> None:
         super().__init__(model, task, precision, loss_scale, plugin=True)

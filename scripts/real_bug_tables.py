@@ -1,8 +1,8 @@
 """The tables of docs/real_bugs.md, from the files of ``tests/power.py real`` in docs/real_bugs/.
 
-``DRAW.csv`` has the bugs of a draw, as the verdict judged them that was frozen before the draw. ``DRAW_mended.csv`` has
-the same bugs, as the mended verdict judges them. ``reasons.csv`` says in words why a bug is missed or has another name
-in a table, and in a mended table what finds it. Its rows have the table and the id of the bug.
+``DRAW.csv`` has the bugs of a draw, judged by the verdict that was frozen before the draw. ``DRAW_mended.csv`` has the
+same bugs, judged by the mended verdict. ``reasons.csv`` says in words why a bug is missed or has another name in a
+table, and in a mended table what finds the bug. Its rows have the table and the id of the bug.
 """
 
 from functools import cache
@@ -16,8 +16,8 @@ OUTCOME = ["verdict", "cause", "named"]
 
 
 def draws(folder: Path) -> str:
-    """Returns a row for each draw: how many of its bugs the verdict that was frozen before it flags and names, how many
-    of the entrants that are right it accuses, and how many bugs it flags and names since it was mended."""
+    """Returns a row for each draw: how many of its bugs the frozen verdict flags and names, how many right entrants it
+    accuses, and how many bugs the mended verdict flags and names."""
     kept = {name: folder / f"{stem}.csv" for name, stem in DRAWS.items()}
     tables = {name: (_read(file), _since(file)) for name, file in kept.items()}
     later = [tables[name] for name in kept if name != "first"]
@@ -56,8 +56,8 @@ def themes(file: Path) -> str:
 
 
 def unnamed(file: Path) -> str:
-    """Returns a row for each bug of a draw that is missed, then for each whose cause is not fair, then for each entrant
-    that is right and accused, with the reason in words."""
+    """Returns a row for each bug of a draw that is missed, then for each whose cause is not fair, then for each right
+    entrant that is accused, with the reason in words."""
     table = _read(file)
     wrong = table["theme"] != "correct"
     missed, renamed = (wrong & (table["named"] == "no") & (table["flagged"] == flagged) for flagged in ("no", "yes"))
@@ -71,7 +71,7 @@ def unnamed(file: Path) -> str:
 
 
 def since(file: Path) -> str:
-    """Returns a row for each entrant of a draw on which the mended verdict says something else than the frozen one."""
+    """Returns a row for each entrant of a draw on which the mended verdict differs from the frozen verdict."""
     mended, before, after = _mended(file), _read(file), _since(file)
     rows = []
     for id_, row in after[(before[OUTCOME] != after[OUTCOME]).any(axis="columns")].iterrows():

@@ -3,9 +3,9 @@
     python scripts/record_thresholds.py char_gpt --steps 200 > thresholds.txt
 
 The threshold of a step is the largest power of two by which its loss can be multiplied so that all gradients are
-finite. Each step finds it by computing the gradients at several scales, and takes the update with those at the
-threshold. So no step is skipped, and the loss scale is always as large as can be. In a training of its own, a scaler
-that skips a step goes on from other weights.
+finite. Each step finds the threshold by computing the gradients at several scales, and updates with the gradients at
+the threshold. So no step is skipped, and the loss scale is always as large as can be. In a training of its own, a
+scaler that skips a step goes on from other weights.
 """
 
 import argparse

@@ -4,9 +4,9 @@
                                [--backends fused scratch amp] [--batch 8192] [--hidden 8192] [--data auto]
 
 A point is work over time: flops and bytes are counted from shapes (scripts/work.py), and the time is measured.
-An operator below the roof has moved more bytes than it must, or has waited. One above the slope has found its data in a
-cache. The ceilings are a large matrix product by torch and a copy within the device's memory, both of random data.
-`fused` is timed phase by phase, and also as one graph, as it runs on a GPU by default.
+An operator below the roof has moved more bytes than it must, or has waited. An operator above the slope has found its
+data in a cache. The ceilings are a large matrix product by torch and a copy within the device's memory, both of random
+data. `fused` is timed phase by phase, and also as one graph, as it runs on a GPU by default.
 """
 
 import argparse

@@ -16,7 +16,7 @@ def suite_summaries(folder: Path) -> dict[str, pd.DataFrame]:
 
 
 def time_ratio(row: "pd.Series[Any]") -> str:
-    """Returns the step time over the baseline's, with its 95 % interval; ``~`` marks two that took no turns."""
+    """Returns the step time over the baseline's, with its 95 % interval; ``~`` marks two runs that took no turns."""
     if row["run"] == row["baseline"]:
         return "1"
     ratio, low, high = (row[key] for key in ("time_vs_baseline", "time_vs_baseline_low", "time_vs_baseline_high"))

@@ -3,7 +3,7 @@
 python scripts/sweep_kills.py                      # 20 sweeps, a quarter of an hour
 python scripts/sweep_kills.py --kills 2 --seed 7   # a tenth, other moments
 
-Each moment lies between the first file of a sweep and its end. What dies is all processes, or the launcher, or an
+Each moment lies between the first file of a sweep and its end. The script kills all processes, or the launcher, or an
 entrant, or the server of which entrants are forks. One of three resumed sweeps is killed again. In the end all must be
 there as in a sweep that nobody killed: each step and each evaluation bit for bit, all that the examination found, each
 verdict, and times of one race. No process may be left. A kill that costs anything ends the program with an
@@ -60,10 +60,10 @@ class Sweep:
         assert code == 0, self.said()
 
     def kill(self, kind: str, after_s: float) -> str:
-        """Kills some of its processes so long after it began, and waits for the end of the others.
+        """Kills some of its processes so long after the sweep began, and waits for the end of the others.
 
         Returns:
-            Whom; empty where it was done before.
+            The name of what was killed; empty where the sweep was done before.
         """
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=max(self.began + after_s - time.monotonic(), 0.0))

@@ -21,7 +21,7 @@ import pandas as pd
 
 
 def memory() -> int:
-    """Returns the bytes of the process that are in memory and in no file."""
+    """Returns the bytes of the process that are in memory and belong to no file."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 

@@ -27,7 +27,7 @@ import mpcompare
 
 
 class Residual(nn.Module):
-    """Two convolutions with batch norm, and the input beside them."""
+    """Two convolutions with batch norm, to whose result the input is added."""
 
     def __init__(self, width: int, inplace: bool) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def train(seed: int, watch: Callable[..., Any] | None) -> tuple[Any, list[Tensor
     torch.manual_seed(seed)
     net, batch = network(r)
     dtype = r.choice([torch.bfloat16, torch.bfloat16, torch.float16, torch.float32])
-    short = r.random() < 0.1 and dtype is torch.bfloat16  # all of it in 16 bits, and nothing in autocast
+    short = r.random() < 0.1 and dtype is torch.bfloat16  # the whole network in 16 bits, and nothing in autocast
     if short:
         net.bfloat16()
     if r.random() < 0.2:

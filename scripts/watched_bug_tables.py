@@ -1,7 +1,7 @@
 """The tables of real bugs in loops that a watch has seen, for docs/watched_bugs.md.
 
-A draw has a table that was made blind, and a later one of the mended watch. The page shows only those rows of the later
-one that have changed.
+A draw has a table that was made blind, and a later table of the mended watch. The page shows only the rows of the later
+table that have changed.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def _read(file: Path) -> pd.DataFrame:
 
 
 def _changed(file: Path, shown: Callable[[pd.DataFrame], pd.DataFrame]) -> str:
-    """Returns the table of a file: of a later one the rows that are not those of the blind one."""
+    """Returns the table of a file: of a later table only the rows that differ from the blind table."""
     table = shown(_read(file))
     blind = file.with_stem(file.stem.replace("_mended", "_blind"))
     if blind != file:

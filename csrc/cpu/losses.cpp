@@ -91,7 +91,7 @@ float sum_of(const float* x, int64_t n) {
 }
 
 // Returns exp(x) for x <= 0 or NaN, within 1 unit in the last place, and 0 instead of a subnormal result.
-// With x = k ln 2 + r and |r| <= ln 2 / 2, exp(x) = 2^k exp(r); the polynomial for exp(r) is that of Cephes' expf.
+// With x = k ln 2 + r and |r| <= ln 2 / 2, exp(x) = 2^k exp(r); the polynomial for exp(r) comes from Cephes' expf.
 inline vec exp_of_nonpositive(vec x) {
   constexpr float ROUND = 0x1.8p23f;  // y + ROUND holds y, rounded to an integer, in its low bits
   const vec shifted = x * 1.44269504f + ROUND, k = shifted - ROUND;

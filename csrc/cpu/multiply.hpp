@@ -4,7 +4,7 @@
 //   vectors.hpp     the micro-kernel: a tile of C in vector registers
 //   amx.hpp         the micro-kernel for bf16 where the CPU has AMX: a tile of C in tile registers
 //   multiply        the loops: which block, which thread, which tile
-//   Scale           an epilogue, which takes a finished tile: this one scales and stores it; others are in layers.cpp
+//   Scale           an epilogue, which takes a finished tile: it scales and stores the tile; others are in layers.cpp
 //
 // C is cut into blocks and each block belongs to one thread, so threads never wait for each other, and every element of C
 // is summed in the same order for any number of threads.

@@ -153,8 +153,8 @@ inline void widen(vec v, dvec* first, dvec* second) {
 #endif
 }
 
-// Returns acc + a.lo * b.lo + a.hi * b.hi in every lane, each holding two bf16, by the CPU's bf16 instruction. That of
-// x86 takes subnormal inputs for 0 and flushes subnormal results, which are numbers below 1.2e-38 in bf16 as in fp32.
+// Returns acc + a.lo * b.lo + a.hi * b.hi in every lane, each holding two bf16, by the CPU's bf16 instruction. x86's
+// instruction takes subnormal inputs for 0 and flushes subnormal results: numbers below 1.2e-38 in bf16 as in fp32.
 #if defined(__AVX512BF16__)
 constexpr bool HAS_BF16_DOT = true;
 inline vec dot2(vec acc, uvec a, uvec b) {

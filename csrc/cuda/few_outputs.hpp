@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(THREADS, 2) few_outputs_backward_kernel(const 
   float dw[VECTOR][4] = {}, dbias[VECTOR] = {};
 
   const int64_t begin = blockIdx.y * rows, end = begin + rows < n ? begin + rows : n;
-  const int count = static_cast<int>(end - begin), own = j < h ? count - 2 * t : 0;  // rows, and those from 2t on
+  const int count = static_cast<int>(end - begin), own = j < h ? count - 2 * t : 0;  // rows, and rows from 2t on
   Vector old[4], next[4];
   T* at = z + (begin + 2 * t) * ldz + j;  // r = 0..3 are the lane's rows of 16, from here on
   const auto row = [](int r) { return r % 2 + r / 2 * 8; };

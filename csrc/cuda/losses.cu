@@ -100,7 +100,7 @@ void cross_entropy(Tensor logits, Tensor y, Tensor dlogits, Tensor dbias, Tensor
   const DeviceGuard device(loss.get_device_index());
   const cudaStream_t stream = current_stream(loss);
   const unsigned grid = grid_of(s.n, WARPS);
-  const int64_t blocks = grid, c = s.c <= WARP ? s.c : 0;  // of the columns that the kernels of the loss add up
+  const int64_t blocks = grid, c = s.c <= WARP ? s.c : 0;  // c: columns that the kernels of the loss add up
   const Tensor losses = torch::stable::new_empty(loss, {blocks}, ScalarType::Double);
   const Tensor columns = torch::stable::new_empty(loss, {std::max<int64_t>(c, 1), blocks}, ScalarType::Float);
   by_dtypes(dlogits, logits, [&](auto t, auto l) {

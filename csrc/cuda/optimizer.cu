@@ -164,7 +164,7 @@ void launch_packs(int64_t count, bool aligned, Launch launch) {
 }
 
 // Runs launch(t, n, packs, stream) to read the count elements of x once, 16 bytes at a time where that is possible: t has
-// the type of an element, and n is that of launch_packs.
+// the type of an element, and n is N as launch_packs gives it.
 template <class Launch>
 void launch_reading(const Tensor& x, int64_t count, Launch launch) {
   const DeviceGuard device(x.get_device_index());

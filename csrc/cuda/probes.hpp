@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(THREADS) find_other_kernel(const T* x, int64_t
   }
 }
 
-// The operands stand in for those of out = a b + bias. They have the same distance between rows, and addresses that are
-// aligned alike: what cublasLt does may depend on both.
+// The operands stand in for the operands of out = a b + bias. They have the same distance between rows, and addresses
+// that are aligned alike: what cublasLt does may depend on both.
 class Probe {
  public:
   Probe(const Tensor& a, const Tensor& b, const Tensor& out, const void* bias, cudaStream_t stream)

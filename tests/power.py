@@ -14,11 +14,11 @@
     python tests/power.py correct --family cnn --compiled  with amp_compile, one shape a family
     python tests/power.py networks --compiled        networks that others wrote, kept as docs/power/networks.csv
     python tests/power.py draw                       the draw of networks by the hashes of their names
-    python tests/power.py forced                     40 networks beside the forced replay, as docs/power/forced.csv
+    python tests/power.py forced                     40 networks under the forced replay, as docs/power/forced.csv
     python tests/power.py mutations --places 2       mutations in them, as docs/power/mutations.csv
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
     python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv, a new file
-    python tests/power.py real --table second_draw   those of the second draw instead; so with all others
+    python tests/power.py real --table second_draw   bugs of the second draw instead; so with all other draws
 
 A draw is judged once. The name of a table that is taken after the verdict was mended ends in ``_mended``, as
 ``first_mended`` and ``second_draw_mended``; it takes the place of an older one, which is removed beforehand.
@@ -215,7 +215,7 @@ def drawn() -> bool:
 
 
 def forced(args: argparse.Namespace) -> bool:
-    """Prints a row for each network beside the forced replay, and puts it into the table. Returns whether no correct
+    """Prints a row for each network under the forced replay, and puts it into the table. Returns whether no correct
     backend is accused."""
     good = True
     for network, precision in cases(args.only, args.precision or BOTH):
@@ -266,7 +266,7 @@ def correct_family(family: str, args: argparse.Namespace, csv: Path | None) -> T
 
 
 def precisions_of(family: str, args: argparse.Namespace) -> Sequence[str]:
-    """Returns the precisions asked for; fp16 is left out where torch's CPU has it not, or is slow."""
+    """Returns the precisions asked for; fp16 is left out where torch on a CPU does not have it, or is slow."""
     return args.precision or (BF16 if family in ("cnn", "lstm") else BOTH)
 
 

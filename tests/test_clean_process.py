@@ -1,4 +1,4 @@
-"""A process clean: it does what it is asked, and whatever becomes of it is said."""
+"""A clean process: it does what it is asked, and says it where it cannot."""
 
 import os
 import signal

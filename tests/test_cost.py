@@ -1,4 +1,4 @@
-"""The flops of a step, which are those of hand formulas: a product M x K by K x N is 2 M N K; and the ledger."""
+"""The flops of a step, compared with hand formulas: a product M x K by K x N is 2 M N K; and the ledger."""
 
 from itertools import pairwise
 

@@ -57,7 +57,7 @@ def test_numbers_of_every_size_round_to_the_nearest_of_the_format(format, mantis
 @pytest.mark.parametrize("format", [TF32, FP16, BF16])
 def test_ties_go_to_the_even_neighbour(format):
     u = format.unit_roundoff
-    just = 2.0**-23  # the gap of fp32 beside 1
+    just = 2.0**-23  # the gap of fp32 next to 1
     x = torch.tensor([1 + u, 1 + 3 * u, 1 + u + just, 1 + u - just, 1 + 3 * u - just, 2 - u, 2 - u - just])
     expected = torch.tensor([1, 1 + 4 * u, 1 + 2 * u, 1, 1 + 2 * u, 2, 2 - 2 * u])
     for sign in (1, -1):

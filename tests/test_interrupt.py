@@ -12,7 +12,7 @@ from mpcompare.interrupt import SIGNALS, interruptible, uninterrupted
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Each test begins with Python's own handlers, and leaves those of pytest."""
+    """Each test begins with Python's own handlers, and leaves pytest's handlers."""
     before = [signal.getsignal(number) for number in SIGNALS]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -115,7 +115,7 @@ def test_what_the_command_refuses_is_an_exception_with_its_line(arguments, messa
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_beside_others_is_a_row(tmp_path):
+def test_a_run_that_fails_among_others_is_a_row(tmp_path):
     result = mpcompare.compare(backends=["fp32", "scratch"], task="mnist_cnn", data="digits", folder=tmp_path / "runs",
                                **{**SMALL, "task.batch_size": 32, "task.samples": 320})  # fmt: skip
     assert list(result.table["status"]) == ["ok", "failed"]

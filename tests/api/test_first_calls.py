@@ -69,7 +69,7 @@ class Samples(Dataset):
 
 
 class Words(Dataset):
-    """As of Hugging Face: dicts, a text among the numbers."""
+    """Samples as Hugging Face has them: dicts, a text among the numbers."""
 
     def __len__(self):
         return 64
@@ -234,7 +234,7 @@ def test_as_many_samples_are_read_as_the_steps_need_and_the_last_are_held_out(tm
 
     _, objects = composed(tmp_path, model=Net, data=batches(), batch_size=10, steps=5)
     x_train, y_train, x_test, y_test = objects.carried["in_memory"](0)
-    assert len(read) == 9  # 5 steps and 3 of warm-up, and one ninth of them beside that
+    assert len(read) == 9  # 5 steps and 3 of warm-up, and one batch more that is held out
     assert [len(each) for each in (x_train, y_train, x_test, y_test)] == [80, 80, 10, 10]
 
 

@@ -1,4 +1,4 @@
-"""Python objects have names in a configuration, and those that no process can import are carried."""
+"""Python objects have names in a configuration, and objects that no process can import are carried."""
 
 import functools
 import importlib.util

@@ -96,7 +96,7 @@ def test_a_sum_of_ones_stops_where_16_is_half_a_gap(device, accumulate, stops_at
 
 
 def test_each_block_is_summed_exactly_and_the_total_rounded():
-    """Beside 2048, 1 is half a gap of fp16 and is lost; 16 of them in one block are not."""
+    """Added to 2048, 1 is half a gap of fp16 and is lost; 16 ones in one block are not."""
     a = torch.zeros(2, 16 * 100, dtype=torch.float16)
     a[:, 0] = 2048
     a[0, 16::16] = 1  # one in each block
@@ -189,7 +189,7 @@ ABLATIONS = {
 
 @pytest.fixture(scope="module")
 def deep():
-    """Returns a task like that of conf/experiment/ablations.yaml, but smaller, its data, and a run of ``amp``."""
+    """Returns a task like the one in conf/experiment/ablations.yaml, but smaller, its data, and a run of ``amp``."""
     task = make_task(in_features=784, hidden=[64] * 4, out_features=10, batch_size=4096, samples=4096 * 2, lr=0.01)
     dataset = dataset_of(task)
     return task, dataset, examined("amp", Amp, task, dataset, "fp16", steps=2, noise=1)

@@ -61,7 +61,7 @@ SCALED = ["amp", "amp_graph", "master_weights", *MANUAL]  # with a loss scale
 
 
 def assert_as_good_as_peer(name, task, precision, device, engine, seed):
-    """Asserts that the errors of loss and gradients, against float64, are at most twice those of torch's own
+    """Asserts that the errors of loss and gradients, against float64, are at most twice the errors of torch's own
     implementation.
 
     The floor is for tensors on which the peer happens to be exact: one 16-bit rounding apart (2 u), and fp32 sums in
@@ -143,7 +143,7 @@ def test_scratch_takes_softmax_and_loss_in_fp32_of_its_16_bit_logits(device):
 
 
 @pytest.mark.parametrize("size", [1.0, 200.0, 30000.0])
-def test_softmax_of_any_logits_is_that_of_float64(device, size):
+def test_softmax_of_any_logits_is_as_in_float64(device, size):
     random = torch.Generator().manual_seed(0)
     logits = (torch.randn(64, 10, generator=random) * size).to(device)
     y = torch.randint(10, (64,), generator=random).to(device)
@@ -385,8 +385,8 @@ def test_fused_keeps_rows_aligned_and_their_padding_0(device, precision):
 
 
 def test_scale_of_5000_steps_equals_gradscalers(device):
-    """The scale grows, overflows by itself and by injected inf, and backs off, again and again. GradScaler is given an
-    inf in each step that fused skips."""
+    """The scale grows, overflows by itself and by injected inf, and backs off, again and again. GradScaler gets an inf
+    in each step that fused skips."""
     task = make_task(hidden=[16], batch_size=8)
     fused = make_backend("fused", task, "fp16", device, DynamicLossScale(growth_interval=20))
     scaler = torch.amp.GradScaler(device.type, growth_interval=20)

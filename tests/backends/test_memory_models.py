@@ -56,7 +56,7 @@ def measured_and_modelled(name, task, initial, precision, x, y):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "precision"), [("amp", "bf16"), ("fp32", "fp32")])
 def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
-    """The shape and the tolerance are those of the default sweep. A run takes up to 1 GB."""
+    """The default sweep has this shape and this tolerance. A run takes up to 1 GB."""
     task = make_task(in_features=784, hidden=[8192], out_features=10, batch_size=8192)
     x, y = make_batch(task, CPU)
     peak, model = measured_and_modelled(name, task, task.new_model(0, CPU), precision, x, y)
@@ -71,7 +71,7 @@ def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
     loss=st.sampled_from(["cross_entropy", "mse"]), optimizer=st.sampled_from(OPTIMIZERS),
     accumulate=st.sampled_from([1, 2, 4]), clip_norm=st.sampled_from([None, 0.1]),
 )  # fmt: skip
-@example(  # the peak is where a dW that was added to its sum is live beside the next
+@example(  # the peak is where a dW that was added to its sum is live together with the next dW
     name_precision=("scratch", "fp32"), sizes=[256, 512, 256], batch_size=256, loss="cross_entropy",
     optimizer=OPTIMIZERS[0], accumulate=2, clip_norm=None,
 )  # fmt: skip

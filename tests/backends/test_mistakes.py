@@ -51,7 +51,7 @@ def test_every_mistake_can_be_chosen_and_has_a_task_that_shows_it():
 
 
 @pytest.mark.parametrize("experiment", ["clipping", "accumulation", "adamw", "resume", "as_published"])
-def test_the_experiments_sweep_them_beside_torch_amp(experiment):
+def test_the_experiments_sweep_them_with_torch_amp(experiment):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
     backends = cfg.hydra.sweeper.params.backend.split(",")

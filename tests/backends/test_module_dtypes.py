@@ -53,8 +53,8 @@ def row(dtypes, layer):
 LOSS = {"cpu": "- bf16 fp32 fp32 - fp32", "cuda": "- bf16 fp32+bf16 fp32 - fp32+bf16"}
 
 
-# As torch's lists have it: linear, conv2d and attention run in 16 bits, layer_norm and the losses in fp32, and what is
-# on no list in the dtype of its inputs.  https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference
+# As torch's lists have it: linear, conv2d and attention run in 16 bits, layer_norm and the losses in fp32. Operators on
+# no list run in the dtype of their inputs.  https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_autocast_casts_what_its_lists_say(device):
     found = seen(Amp, GPT, device=device)

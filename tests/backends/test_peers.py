@@ -42,7 +42,7 @@ class EagerGraph(Amp):
 
 
 def stream(task, device, steps, infinite=()):
-    """Yields batches; those of the numbers ``infinite`` have an infinite input."""
+    """Yields batches; batches with a number in ``infinite`` have an infinite input."""
     for number in range(steps):
         x, y = make_batch(task, device, number)
         if number in infinite:
@@ -164,7 +164,7 @@ def test_the_verdict_on_a_graph_is_same(device, precision):
 
 
 def test_the_memory_of_a_graph_is_amps_and_a_batch_of_its_own(recorded_graphs):
-    """The memory is that of the warm-up, because a graph that is recorded on a CPU keeps every tensor it makes."""
+    """The warm-up's memory is measured, because a graph that is recorded on a CPU keeps every tensor it makes."""
     task = make_task(in_features=512, hidden=[640, 512], batch_size=512, momentum=0.9)
     x, y = make_batch(task, CPU)
     measured, models = [], []
@@ -236,7 +236,7 @@ def compiled(request):
 
 def test_fresh_instances_compile_nothing(compiled):
     """The harness makes an instance for each block, from other weights and with another loss scale. The first may
-    compile: another test may have set a flag of torch's since, such as that of TF32, for which a graph holds."""
+    compile: another test may have set a flag of torch since, such as the flag of TF32, for which a graph holds."""
     device, task = compiled
     graphs = []
     for seed in range(20):

@@ -43,7 +43,7 @@ def test_each_can_be_chosen_and_is_planted():
         assert bug.id in text
 
 
-def test_the_experiment_sweeps_them_beside_torch_amp():
+def test_the_experiment_sweeps_them_with_torch_amp():
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", ["+experiment=real_bugs"], return_hydra_config=True)
     first, *others = cfg.hydra.sweeper.params.backend.split(",")

@@ -330,7 +330,7 @@ def steps(folder):
     return sorted(load(path).step for path in folder.iterdir())
 
 
-def test_those_of_another_course_do_not_stay_the_newest(tmp_path, caplog):
+def test_checkpoints_of_another_course_do_not_stay_the_newest(tmp_path, caplog):
     for step in (1, 2, 3, 4):
         save(tmp_path, checkpoint(step), keep=4)
     with caplog.at_level(logging.WARNING):

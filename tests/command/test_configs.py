@@ -207,7 +207,7 @@ def test_what_an_optimizer_does_not_take_is_said_in_one_line(tmp_path, lines, ov
 
 
 def own_task(folder, lines):
-    """Returns the overrides that choose a task of the user's, with these lines beside the usual ones."""
+    """Returns the overrides that choose a task of the user, with these lines in addition to the usual ones."""
     (folder / "task").mkdir()
     (folder / "task" / "mine.yaml").write_text(OWN + lines)
     return [f"hydra.searchpath=[file://{folder}]", "task=mine", "data=digits"]

@@ -65,7 +65,7 @@ def test_the_list_has_its_docstring_and_imports_nothing(cli, install):
 
 
 @pytest.mark.parametrize("wrong", [["backend=nobody"], ["backend=[amp,fp32]"]])
-def test_what_can_be_chosen_is_said_with_it_and_with_those_of_config_dir(cli, install, tmp_path, wrong):
+def test_what_can_be_chosen_is_said_with_it_and_with_backends_of_config_dir(cli, install, tmp_path, wrong):
     install("its_amp", BACKEND, my_amp="its_amp.backend:MyAmp")
     (tmp_path / "conf" / "backend").mkdir(parents=True)
     (tmp_path / "conf" / "backend" / "of_a_folder.yaml").write_text("_target_: nothing\n")

@@ -1,4 +1,4 @@
-"""What all entrants are held beside is computed in a process in which no backend has been."""
+"""The values with which all entrants are compared are computed in a process in which no backend has been."""
 
 import json
 

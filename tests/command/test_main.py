@@ -278,7 +278,7 @@ def test_the_first_look_ends_with_verdicts_and_a_page(cli, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("backend", ["scratch", "amp"])
-def test_the_first_seven_losses_on_mnist_are_those_of_the_original_script(cli, tmp_path, mnist_root, backend):
+def test_the_first_seven_losses_on_mnist_are_as_in_the_original_script(cli, tmp_path, mnist_root, backend):
     ended = cli("+experiment=seed", f"backend={backend}", "data=mnist", f"data.root={mnist_root}",
                 "measure.budget_s=0.1", "verdict.enabled=false", f"hydra.run.dir={tmp_path / 'run'}")  # fmt: skip
     assert ended.code == 0, ended.err
@@ -449,7 +449,7 @@ def test_ctrl_c_ends_in_seconds_and_leaves_every_finished_step(request, tmp_path
     (path,) = tmp_path.rglob("steps.csv")
     steps = pd.read_csv(path)
     assert steps["step"].tolist() == list(range(1, len(steps) + 1))
-    assert steps.drop(columns=["grad_norm", *MONITORED]).notna().all(axis=None)  # those of steps that are looked into
+    assert steps.drop(columns=["grad_norm", *MONITORED]).notna().all(axis=None)  # the dropped columns may be empty
     assert json.loads((path.parent / "result.json").read_text())["status"] == "interrupted"
 
 

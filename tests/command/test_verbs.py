@@ -15,7 +15,7 @@ SCRIPT = "import sys\nfrom mpcompare.__main__ import main\nif __name__ == '__mai
 
 
 @pytest.mark.parametrize("words", [["--version"], ["backend=amp", "--version"]])
-def test_the_version_is_that_of_mpcompare(cli, words):
+def test_the_version_is_mpcompares(cli, words):
     ended = cli(*words)
     assert (ended.code, ended.out) == (0, f"mpcompare {mpcompare.__version__}\n")
     assert re.fullmatch(r"\d+\.\d+\.\d+|unknown", mpcompare.__version__)
@@ -28,7 +28,7 @@ def test_a_program_is_a_verb(cli, verb):
     assert f"mpcompare.{verb}" in ended.out.splitlines()[0]
 
 
-def test_the_arguments_of_a_verb_are_those_of_its_program(cli):
+def test_a_verb_takes_the_arguments_of_its_program(cli):
     ended = cli("pitfalls", "underflow", "--list")
     assert ended.code == 0, ended.err
     assert ended.out.split()[0] == "underflow"
@@ -86,7 +86,7 @@ def test_the_script_imports_from_the_working_directory_and_lists_without_torch(t
 
 @pytest.mark.parametrize("first", ["/somewhere", ""])
 def test_another_first_folder_stays(monkeypatch, tmp_path, first):
-    """Of ``python -m``, of ``-P``, and of a program that calls main()."""
+    """The first folder of ``python -m``, of ``-P``, and of a program that calls main()."""
     monkeypatch.setattr(sys, "path", [first, *sys.path])
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "mpcompare")])
     as_module()

@@ -1,4 +1,4 @@
-"""The numbers on the pages are those of the files that are kept beside them."""
+"""The numbers on the pages come from the files that are kept next to them."""
 
 import docs_numbers
 import pandas as pd

@@ -1,6 +1,6 @@
 """The CUDA operators on a CPU, by tests/support/emulator.
 
-The tests of test_ops.py, test_fused_ops.py and test_optimizer_ops.py run here, too, beside tests of the parts that
+The tests of test_ops.py, test_fused_ops.py and test_optimizer_ops.py run here, too. Other tests are of the parts that
 CPU operators do not have: searches, captures, paths around cublasLt, and grids."""
 
 import functools
@@ -39,7 +39,7 @@ pytestmark = [
         not (emulator.NVIDIA / "cublasLt.h").exists(), reason="needs the headers of a CUDA build of torch"
     ),
 ]
-# Of the CPU's kernels alone, or large.
+# Tests of the CPU's kernels alone, or large ones.
 ELSEWHERE = {
     "test_gemm_across_every_block_boundary", "test_gemm_and_its_naive_reference_agree",
     "test_gemm_compiles_into_a_graph_by_its_fake_kernel",
@@ -47,7 +47,7 @@ ELSEWHERE = {
     "test_one_openmp_runtime_serves_torch_and_the_operators", "test_results_do_not_depend_on_the_number_of_threads",
     "test_the_packing_workspace_is_counted_kept_and_given_back",
     "test_cross_entropy_names_a_label_that_is_no_class", "test_on_a_gpu_a_label_that_is_no_class_gives_nan",
-    "test_tiles_pad_with_zeros_whatever_lies_beside_the_operands", "test_tiles_and_vectors_agree",
+    "test_tiles_pad_with_zeros_whatever_lies_next_to_the_operands", "test_tiles_and_vectors_agree",
     "test_tiles_keep_inf_and_nan_in_their_row_and_column",
     "test_tiles_give_the_same_bits_with_any_number_of_threads",
     "test_arguments_on_two_devices_are_rejected", "test_column_sums_of_many_rows_keep_their_digits",

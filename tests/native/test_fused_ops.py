@@ -58,7 +58,7 @@ FEW_OUTPUTS = [(1, 8, 1), (33, 72, 10), (64, 640, 16), (31, 1032, 8), (100, 504,
 def test_linear_of_few_outputs(device, dtype, relu, wide_out):
     for n, ins, outs in FEW_OUTPUTS:
         x, w, bias = linear_operands(n, ins + 8, outs + 3, dtype, device)
-        x[:, ins:], w[ins:], w[:, outs:] = math.nan, math.nan, math.nan  # beside and behind the operands
+        x[:, ins:], w[ins:], w[:, outs:] = math.nan, math.nan, math.nan  # next to and behind the operands
         out_dtype = torch.float32 if wide_out else x.dtype
         out = torch.full((n, outs + 3), math.nan, dtype=out_dtype, device=device)
         check_linear(x[:, :ins], w[:ins, :outs], bias[:outs], out[:, :outs], relu)

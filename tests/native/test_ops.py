@@ -186,7 +186,7 @@ def around(x, value=math.nan):
 
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("K", [1, 31, 32, 33, 63, 300, 1023, 1025, 2080])
-def test_tiles_pad_with_zeros_whatever_lies_beside_the_operands(K):
+def test_tiles_pad_with_zeros_whatever_lies_next_to_the_operands(K):
     """K, M and N end inside a tile; memory around the operands is NaN, and so is the product packed before."""
     nan = torch.full((70, 2100), math.nan, dtype=torch.bfloat16)
     for M, N in ((1, 17), (31, 33), (33, 31), (47, 65), (65, 16), (33, 1), (2, 10)):

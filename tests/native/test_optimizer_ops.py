@@ -137,7 +137,7 @@ def test_sgd_divides_by_the_scale_as_gradscaler_does(device):
     assert master.isnan().all()
 
 
-# ---- step after step, beside torch's optimizers
+# ---- step after step, compared with torch's optimizers
 
 SIZES = [1, 7, 8191, 8193, 100_003]
 ADAM = {"lr": 1e-3, "step": 1.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
@@ -168,10 +168,10 @@ def unscale_error(grad, loss_scale, clip):
 
 def check_training_by_sgd(count, dtype, device, *, lr=0.1, momentum=0.0, weight_decay=0.0, nesterov=False, clip=None):
     """Checks five steps against torch in float64. Errors of fp32, u for each product, sum and rounded constant, are
-    carried from step to step:
+    carried from step to step. E(x) is the error of x:
 
-    g: those of w times weight_decay, and 3 u of each term    v: momentum times those of v, those of g, 3 u of each term
-    d: as v     w: those of w, lr times those of d, 2 u of lr d, u of w
+    g: weight_decay E(w), and 3 u of each term    v: momentum E(v), E(g), and 3 u of each term
+    d: as v     w: E(w), lr E(d), 2 u of lr d, u of w
     """
     loss_scale, lr = 1000.0, fp32(lr)
     start, grads = randn(count, device=device), [randn(count, dtype=dtype, device=device, seed=s) for s in range(1, 6)]
@@ -220,7 +220,7 @@ def check_training_by_adam(
     count, dtype, device, *, lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=True, clip=None
 ):
     """Checks five steps as check_training_by_sgd does. Every form of m, v and w, torch's among them, has at most 4 u of
-    each term; the denominator has the error of a root from those of v (not to first order: v may be 0), 3 u of that
+    each term; the denominator has the error of a root from v's errors (not to first order: v may be 0), 3 u of that
     root, u of eps and of the sum; the quotient has 3 u.
     """
     loss_scale, lr, (beta1, beta2) = 1000.0, fp32(lr), betas
@@ -392,7 +392,7 @@ def test_grad_norm_shows_inf_and_nan_and_sets_found_inf(device, dtype, infinity,
 
 
 @pytest.mark.parametrize("infinity", [False, True])
-def test_grad_norm_keeps_nan_beside_inf(device, infinity):
+def test_grad_norm_keeps_nan_next_to_inf(device, infinity):
     x = torch.tensor([math.nan, math.inf], device=device)
     for xs in ((x,), (x.flip(0),), (x[:1], x[1:]), (x[1:], x[:1])):
         assert norm_of(*xs, infinity=infinity)[0].isnan()
@@ -426,7 +426,7 @@ def test_grad_norm_tells_gradients_that_overflow_by_a_small_scale_from_those_tha
 
 
 @pytest.mark.parametrize("kind", [2.0, math.inf])
-def test_clip_factor_is_that_of_torch(device, kind):
+def test_clip_factor_is_torchs(device, kind):
     """torch's norm is fp32: n u, and 4 u of the division, the sum and the product."""
     for scale in (1e-4, 1.0, 100.0):
         p = torch.nn.Parameter(randn(1000, device=device))
@@ -440,7 +440,7 @@ def test_clip_factor_is_that_of_torch(device, kind):
 
 
 def test_clip_factor_of_a_norm_that_is_not_finite(device):
-    """The factor is that of clip_grad_norm_: NaN spoils all gradients, inf makes 0 of those that are finite."""
+    """The factor is as in clip_grad_norm_: NaN spoils all gradients, inf makes 0 of the finite ones."""
     for norm, expected in ((math.nan, math.nan), (math.inf, 0.0)):
         factor = torch.empty((), device=device)
         ops.clip_factor(scalar(norm, device, torch.float64), factor, max_norm=1.0)

@@ -1,4 +1,4 @@
-"""Neighbours, gaps and counts of numbers, beside the formats of precision.py and torch's own limits."""
+"""Neighbours, gaps and counts of numbers, compared with the formats of precision.py and torch's own limits."""
 
 import math
 
@@ -14,7 +14,7 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
-def test_ends_and_gaps_are_those_of_the_format(format):
+def test_ends_and_gaps_are_as_in_the_format(format):
     dtype = torch_dtype(format)
     assert smallest(dtype) == format.smallest_subnormal
     assert gap(1.0, dtype) == 2 * format.unit_roundoff

@@ -1,4 +1,4 @@
-"""The ends of fp16 and the gap beside 1."""
+"""The ends of fp16 and the gap next to 1."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Planted bugs of parameters that have no gradient in some steps: those of a branch that is not taken."""
+"""Planted bugs of parameters that have no gradient in some steps: parameters of a branch that is not taken."""
 
 from dataclasses import replace
 from functools import partial
@@ -54,7 +54,7 @@ class ZerosForNone(MasterWeights):
 
 @BRANCHES.plants("unused parameter")
 class ZerosUnseen(Amp):
-    """The optimizer decays the parameters that it shows no gradient of."""
+    """The optimizer decays the parameters of which it shows no gradient."""
 
     def step(self, lr: float | Tensor) -> None:
         super().step(lr)
@@ -67,7 +67,7 @@ class ZerosUnseen(Amp):
 @BRANCHES.plants("resume", precisions=BF16)
 class GradientsOfTheStepBefore(Amp):
     """Gradients are dropped where new ones come, and nowhere else: a branch is updated by its last gradient.
-    A backend that has loaded a state has no such gradients, and parts from it."""
+    A backend that has loaded a state has no such gradients, and goes another way."""
 
     def backward(self) -> None:
         kept = {p: p.grad for p in self.model.parameters()}

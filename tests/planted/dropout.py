@@ -21,7 +21,7 @@ from mpcompare.tasks.task import Task
 
 
 def make(cnn: bool = False, functions: bool = False) -> tuple[Task, Dataset]:
-    """Returns the task of a transformer, whose dropout is by ``functions`` or modules, or that of a CNN."""
+    """Returns the task of a transformer, whose dropout is by ``functions`` or modules, or the task of a CNN."""
     if cnn:
         return Task(partial(DroppingCnn, 8, 0.3, False), "cross_entropy", Sgd(0.05, 0.9), 32), part(digits(0, 640), 640)
     model = partial(DroppingGpt, (len(ALPHABET), 24, 32, 4, 2), 0.3, functions)
@@ -54,8 +54,8 @@ class OneMaskForAllSteps(Amp):
 
 @DROPOUT.plants("forward pass")
 class Unscaled(layers.Patched):
-    """What one layer keeps is not divided by ``1 - p``. (Of all layers nobody could tell: the last norm divides it
-    out.)"""
+    """The elements that one layer keeps are not divided by ``1 - p``. (Nobody could tell it of all layers: the last
+    norm divides it out.)"""
 
     def patch(self, model: Any) -> None:
         drop = model.blocks[0].drop1
@@ -71,7 +71,7 @@ class OtherProbability(layers.Patched):
 
 
 class _NoMaskInBackward(torch.autograd.Function):
-    """Dropout whose gradient is that of the identity."""
+    """Dropout whose gradient is the identity's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
@@ -102,7 +102,7 @@ class Again(layers.Patched):
 
 @DROPOUT.plants("input gradient")
 class OtherMasksTheSecondTime(Again):
-    """The state of the generators is not kept for what is computed again."""
+    """The state of the generators is not kept for the second computation."""
 
     def again(self, forward: Any, x: Tensor) -> Tensor:
         return checkpoint(forward, x, use_reentrant=False, preserve_rng_state=False)

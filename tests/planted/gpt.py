@@ -167,7 +167,7 @@ class NormWeightsSummedIn16Bits(Amp):
 
 @GPT.plants("normalization", precisions=BOTH)
 class NormsWithoutEps(layers.Patched):
-    """The norms divide by the root of the variance alone, which only a row of padding shows."""
+    """The norms divide by the root of the variance, without eps. Only a row of padding shows it."""
 
     def patch(self, model: Any) -> None:
         for norm in (model.norm, *(block.norm1 for block in model.blocks)):
@@ -176,8 +176,8 @@ class NormsWithoutEps(layers.Patched):
 
 @GPT.plants("normalization", precisions=BOTH)
 class NormGradientDividesByZero(layers.Patched):
-    """The last norm adds eps outside of the root of the variance, so much that it is the same function but in a row of
-    padding, where the derivative of the root is 1 / 0."""
+    """The last norm adds an eps outside of the root of the variance, so that it is nearly the same function. But in a
+    row of padding the derivative of the root is 1 / 0."""
 
     def patch(self, model: Any) -> None:
         norm = model.norm
@@ -218,7 +218,7 @@ class BlockGradientScaled(Amp):
 
 @GPT.plants("input gradient")
 class GeluGradientOfRelu(layers.Patched):
-    """Backward of GELU is that of ReLU."""
+    """Backward of GELU is ReLU's backward."""
 
     def patch(self, model: Any) -> None:
         gelu = model.blocks[1].gelu
@@ -227,7 +227,7 @@ class GeluGradientOfRelu(layers.Patched):
 
 @GPT.plants("gradient missing")
 class BlockDetached(layers.Patched):
-    """The first block's stream is cut: what is below gets no gradient."""
+    """The first block's stream is cut: the layers below get no gradient."""
 
     def patch(self, model: Any) -> None:
         model.blocks[0].register_forward_pre_hook(lambda _, args: (args[0].detach(),))

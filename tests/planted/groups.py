@@ -58,7 +58,7 @@ class DecayOfBiasesAlone(Amp):
 
 @GROUPS.plants("parameter groups", task=TWO_RATES)
 class OneRateForAllGroups(Amp):
-    """The schedule writes its rate into every group, whatever rate that had."""
+    """The schedule writes its rate into every group, whatever rate the group had."""
 
     def step(self, lr: float | Tensor) -> None:
         for group in self.optimizer.param_groups:

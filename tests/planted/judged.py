@@ -1,4 +1,4 @@
-"""Verdicts on planted bugs, beside a run of ``amp`` that is taken once for each task and precision."""
+"""Verdicts on planted bugs, compared with a run of ``amp`` that is taken once for each task and precision."""
 
 import copy
 from typing import Any
@@ -32,6 +32,6 @@ def judged(bug: Bug, precision: str) -> Verdict:
     """Returns the verdict on a run with the bug."""
     task, dataset, amp = reference(bug.family, precision, **bug.task)
     with mock.patch.object(examined_module, "batches", bug.batches):
-        # A copy, because some write into it.
+        # A copy, because some bugs write into it.
         run = examined(bug.name, bug.backend, task, copy.deepcopy(dataset), precision, steps=bug.family.steps)
     return judge_run(run, amp)

@@ -67,7 +67,7 @@ class ClippedBeforeUnscaling(Scratch):
 
 @RECIPE.plants("clip", precisions=FP16, task=CLIP)
 class AmpClippedBeforeUnscaling(Amp):
-    """``unscale_`` is forgotten, so that GradScaler unscales what is clipped already."""
+    """``unscale_`` is forgotten, so that GradScaler unscales gradients that are clipped already."""
 
     def unscale(self) -> None:
         nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm or 0.0)
@@ -140,7 +140,7 @@ class RootForgotten(OwnNorm):
 
 @RECIPE.plants("clip", task={**CLIP, **WARMUP})
 class NormOfTheStepBefore(Scratch):
-    """The factor is that of the step before, which saves the wait for this one's norm."""
+    """The factor comes from the step before, which saves the wait for the norm of this step."""
 
     def clip(self) -> None:
         norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in self.unscaled.values()]))
@@ -221,7 +221,7 @@ class FirstMicroBatchDropped(MasterWeights):
 
 @RECIPE.plants("accumulation", task=ACCUMULATE)
 class MatricesOfTheFirstMicroBatch(Scratch):
-    """The gradients of matrices are those of the first micro-batch; those of biases are summed."""
+    """Matrices have the gradients of the first micro-batch; the gradients of biases are summed."""
 
     def add_gradient(self, name: str, g: Tensor) -> None:
         if g.dim() == 1 or name not in self.scaled_grads:
@@ -312,7 +312,7 @@ def adam(
 
     Args:
         corrects: whether the moments are corrected for their bias.
-        denominator: of the corrected second moment; by default its root plus eps.
+        denominator: makes the denominator from the corrected second moment; by default its root plus eps.
     """
     updates = int(remembered["step"].add_(1))
     c1, c2 = (1 - beta**updates for beta in rule.betas) if corrects else (1.0, 1.0)
@@ -329,8 +329,8 @@ class DecayInTheGradient(OtherAdam):
 
 @RECIPE.plants("weight decay", precisions=BF16, task=ADAMW)
 class DecayOfTheCopies(OtherAdam):
-    """The decay is that of the 16-bit weights. In fp16 it moves a weight by lr weight_decay 2^-11 = 5e-8 of itself,
-    and fp32 rounds as much."""
+    """The 16-bit weights give the decay. In fp16 this moves a weight by lr weight_decay 2^-11 = 5e-8 of itself, and
+    fp32 rounds as much."""
 
     def rule_of(self, rule: Any, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
         decay = w.to(self.compute_dtype).float() * (lr * rule.weight_decay)

@@ -1,6 +1,6 @@
 """The registry of planted bugs: small patches of correct backends, each with the cause that the verdict should name.
 
-A family is a module of this folder. It says what its bugs are planted in, and plants them:
+A family is a module of this folder. It names the training in which its bugs are planted, and plants them:
 
     CNN = Family("cnn", make, steps=12, precisions=BF16)
 
@@ -33,7 +33,7 @@ class Bug:
         backend: the backend that has it.
         cause: the cause that the verdict should name.
         precisions: the precisions in which it is a bug at all.
-        task: the changes of the family's task without which it is none.
+        task: the changes of the family's task without which it is no bug.
         invisible: why no check can see it at this task; empty if one can.
         batches: the stream of batches that the harness hands to the backend, for a bug of the harness.
     """
@@ -59,7 +59,7 @@ class Family:
         name: the name of its module.
         make: returns the task, with changes of it, and its data.
         steps: how many steps are trained.
-        precisions: the precisions of a bug that says none of its own.
+        precisions: the precisions of a bug that names none of its own.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Family:
     def plants(
         self, cause: str, *, name: str = "", precisions: Sequence[str] = (), **rest: Any
     ) -> Callable[[type[Backend]], type[Backend]]:
-        """Registers the class that it decorates as a :class:`Bug`; ``rest`` are more attributes of that."""
+        """Registers the class that it decorates as a :class:`Bug`; ``rest`` are more attributes of the bug."""
 
         def register(backend: type[Backend]) -> type[Backend]:
             bug = Bug(self, name or backend.__name__, backend, cause, precisions or self.precisions, **rest)

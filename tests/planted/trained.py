@@ -99,7 +99,7 @@ class MomentumLosesItsDigits(LateScratch):
 
 @LATER.plants("bias correction", task=ADAMW)
 class CountsFromZeroAgain(LateAmp):
-    """The optimizer is made anew, and keeps the means of the one before."""
+    """The optimizer is made anew, and keeps the means of the old one."""
 
     def step(self, lr: float | Tensor) -> None:
         super().step(lr)

@@ -24,7 +24,7 @@ def examined(two):
     two.end_turn("a", gone=False, now=37.0)
 
 
-# Of one entrant beyond the examination: timing, nine blocks of phases, a memory that nobody has shown, inference.
+# The stages of one entrant after its examination: timing, nine blocks of phases, memory (not seen yet), inference.
 FINISH = 20 + 9 * 0.5 + 0 + 2
 
 
@@ -43,7 +43,7 @@ def test_the_first_step_foretells_no_other(two):
     assert two.remaining(now=15.8).seconds == pytest.approx(7 * 0.4 + FINISH + 4 + 8 + FINISH)
 
 
-def test_an_only_step_foretells_those_of_others():
+def test_an_only_step_foretells_the_steps_of_others():
     plan = {**PLAN, "train_steps": 1}
     two = Timetable({"a": stages(noise_runs=0, **plan), "b": stages(noise_runs=0, **plan)}, began=0.0)
     two.go("a", timetable.TRAINING, 0, 1, now=0.0)
@@ -63,11 +63,11 @@ def test_a_stage_that_nobody_has_shown_makes_it_a_least_time(two):
 
 def test_what_was_seen_of_one_is_expected_of_the_other(two):
     examined(two)
-    # b: ten steps, an examination like that of a, and twenty steps of noise. The set-up is not expected again.
+    # b: ten steps, an examination like a's, and twenty steps of noise. The set-up is not expected again.
     assert two.remaining(now=37.0).seconds == pytest.approx(FINISH + 4 + 3 + 8 + FINISH)
 
 
-def test_its_own_steps_count_more_than_those_of_others(two):
+def test_its_own_steps_count_more_than_the_steps_of_others(two):
     examined(two)
     two.go("b", timetable.SET_UP, 0, 1, now=37.0)
     two.go("b", timetable.TRAINING, 0, 10, now=38.0)
@@ -75,9 +75,7 @@ def test_its_own_steps_count_more_than_those_of_others(two):
     assert two.remaining(now=42.0).seconds == pytest.approx(FINISH + 6 + 3 + 20 + (20 + 9 * 1.0 + 0 + 2))
     two.go("b", timetable.EXAMINATION, 0, 1, now=48.0)
     assert two.remaining(now=50.0).seconds == pytest.approx(FINISH + (3 - 2) + 20 + 31)
-    assert two.remaining(now=60.0).seconds == pytest.approx(
-        FINISH + 0 + 20 + 31
-    )  # it takes longer than that of the other
+    assert two.remaining(now=60.0).seconds == pytest.approx(FINISH + 0 + 20 + 31)  # it takes longer than the other's
     two.go("b", timetable.NOISE, 5, 20, now=60.0)
     assert two.remaining(now=65.0).seconds == pytest.approx(FINISH + 15 + 31)
 

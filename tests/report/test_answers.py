@@ -85,7 +85,7 @@ def test_a_ratio_without_an_interval_is_no_number(tmp_path):
     assert said(tmp_path)["Faster?"] == "mine bf16: too few blocks for a ratio (1 round, and 6 are needed)."
 
 
-def test_times_of_other_races_are_in_doubt_and_those_of_a_wrong_run_too(tmp_path):
+def test_times_of_other_races_are_in_doubt_and_times_of_a_wrong_run_too(tmp_path):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", step_ms=5.0, race="another")
     found = said(tmp_path, {"1": Verdict(Word.DIFFERS, "loss", "it is", "0")})
@@ -114,7 +114,7 @@ def test_the_baseline_is_said_where_it_is_the_best(tmp_path):
 
 
 @pytest.mark.parametrize("step_ms", [0.03, 1.234, 987.6])
-def test_numbers_are_those_of_the_table(tmp_path, step_ms):
+def test_numbers_are_as_in_the_table(tmp_path, step_ms):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", step_ms=step_ms, blocks=[step_ms] * 8, peak_memory_bytes=1_234_567)
     contents = Report(compare(find_runs([tmp_path]), "amp"), "amp")

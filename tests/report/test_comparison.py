@@ -125,7 +125,7 @@ def scratch(master_params=True, accumulate="fp32"):
     return {"_target_": "mpcompare.backends.scratch.Scratch", "master_params": master_params, "accumulate": accumulate}
 
 
-def test_runs_of_one_backend_are_told_apart_by_the_options_that_are_not_those_of_most(tmp_path):
+def test_runs_of_one_backend_are_told_apart_by_the_options_that_most_do_not_have(tmp_path):
     write_run(tmp_path / "0", "amp", options={"_target_": "Amp"}, loss_scale="dynamic")
     write_run(tmp_path / "1", "scratch", options=scratch(), loss_scale="dynamic")
     write_run(tmp_path / "2", "scratch", options=scratch(master_params=False), loss_scale="dynamic")

@@ -1,4 +1,4 @@
-"""The first verdicts of a race: those of its report, as long as the timing finds nothing."""
+"""The first verdicts of a race are the verdicts of its report, as long as the timing finds nothing."""
 
 import json
 import shutil
@@ -23,8 +23,8 @@ OF_TIMING = ("step_ms", "samples_per_s", "tflops", "timing", "timed_", "phase", 
 
 @pytest.fixture
 def race(cli, tmp_path):
-    """Returns the folder of a finished race, and a function that makes its folders as they were when some had trained:
-    given their number, it returns the arguments of ``first_verdicts``."""
+    """Returns the folder of a finished race, and a function that makes its folders as they were when some had trained.
+    The function takes the number of those runs, and returns the arguments of ``first_verdicts``."""
     (tmp_path / "conf" / "backend").mkdir(parents=True)
     (tmp_path / "conf" / "backend" / "wrong.yaml").write_text("_target_: planted.mlp.MeanTakenTwice\n")
     ended = cli("--config-dir", str(tmp_path / "conf"), "-m", "backend=scratch,amp,wrong,fp32", *SMALL,
@@ -51,7 +51,7 @@ def race(cli, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_verdict_is_said_once_its_reference_is_known_and_is_that_of_the_report(race):
+def test_a_verdict_is_said_once_its_reference_is_known_and_is_as_in_the_report(race):
     folder, after = race
     assert first_verdicts(*after(1)) == {}  # the baseline is still to come
     assert first_verdicts(*after(2)) == {

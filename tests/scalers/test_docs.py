@@ -15,7 +15,7 @@ from mpcompare.scalers.table import show
 
 DOCS = CONF.parent / "docs"
 PAGE = (DOCS / "scalers.md").read_text()
-BLOCKS = [block.strip("\n") for block in PAGE.split("```")[1::2] if block.startswith("\n")]  # those of no language
+BLOCKS = [block.strip("\n") for block in PAGE.split("```")[1::2] if block.startswith("\n")]  # without a language
 OWN_CODE = re.split(r",\s", BLOCKS[0].partition("own code: ")[2])
 
 

@@ -6,7 +6,7 @@ from support.tasks import make_batch, make_task, mlp_of
 from mpcompare.cost import step_flops
 
 
-def test_the_products_of_a_step_are_those_of_its_phases():
+def test_the_products_of_a_step_are_the_products_of_its_phases():
     for hidden in ([], [8], [24, 16]):
         task = make_task(hidden=hidden)
         by_phase = work.phases(mlp_of(task), "fp16")

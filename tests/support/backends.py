@@ -24,13 +24,13 @@ BACKENDS: dict[str, type[Backend]] = {
     "fp32": Fp32, "tf32": Tf32, "amp": Amp, "amp_graph": AmpGraph, "amp_compile": AmpCompile, "scratch": Scratch,
     "fused": Fused, "master_weights": MasterWeights,
 }  # fmt: skip
-# Each backend in each of its precisions, but TF32, which the harness allows and not the backend.
+# Each backend in each of its precisions, except TF32: the harness allows TF32, and not the backend.
 CUDA_BACKENDS = [(name, p) for name, cls in BACKENDS.items() for p in cls.PRECISIONS if p != "tf32"]
-CPU_BACKENDS = [b for b in CUDA_BACKENDS if b[0] != "amp_compile"]  # which compiles for seconds: test_peers.py
+CPU_BACKENDS = [b for b in CUDA_BACKENDS if b[0] != "amp_compile"]  # amp_compile compiles for seconds: test_peers.py
 
 
 def backends(on_cpu: list[tuple[str, str]], quick: Collection[tuple[str, str]] | None = None) -> pytest.MarkDecorator:
-    """Parametrises ``device``, ``name`` and ``precision``: those on a CPU, slow unless ``quick``, and all on CUDA."""
+    """Parametrises ``device``, ``name`` and ``precision``: ``on_cpu``, slow unless ``quick``, and all on CUDA."""
     slow = [pytest.mark.slow]
     each = [pytest.param("cpu", *b, marks=[] if quick is None or b in quick else slow) for b in on_cpu]
     each += [pytest.param("cuda", *b, marks=CUDA.marks) for b in CUDA_BACKENDS]
@@ -57,7 +57,7 @@ def make_backend(
     engine: str = "native",
     seed: int = 0,
 ) -> Any:
-    """Returns a backend with the initial weights of ``seed``; ``engine`` is for those that have that option."""
+    """Returns a backend with the initial weights of ``seed``; ``engine`` is for backends that have that option."""
     options = {"engine": engine} if "engine" in options_of(BACKENDS[name]) else {}
     model = task.new_model(seed, device)
     return BACKENDS[name](model, task, precision, loss_scale or NoLossScale(), **options)

@@ -1,4 +1,4 @@
-"""A network of which a batch uses one branch, so that the parameters of the others have no gradient in its step."""
+"""A network with branches. A batch uses one branch: the other branches' parameters have no gradient in its step."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,8 @@ from mpcompare.tasks.data import Dataset
 
 
 class Branches(nn.Module):
-    """``[n, 1 + inputs]`` to ``[n, outputs]``: a common layer, and of several heads the one whose number stands first
-    in the batch's first row."""
+    """``[n, 1 + inputs]`` to ``[n, outputs]``: a common layer, and one of several heads. The first element of the
+    batch's first row is the number of the head."""
 
     def __init__(self, inputs: int, width: int, outputs: int, heads: int) -> None:
         super().__init__()

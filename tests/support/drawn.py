@@ -1,8 +1,8 @@
 """Networks drawn by hash from the names of torchvision, timm and transformers, each made small by one rule.
 
 The names of a library are sorted by the sha256 of a fixed word and the name. A name is taken if its network can be
-made small, takes a step on a CPU within seconds, and its class stands in a file of which there is none yet. ``python
-tests/power.py draw`` does so, and ``TAKEN`` is what it found.
+made small, takes a step on a CPU within seconds, and no network of its class's file is taken yet. ``python
+tests/power.py draw`` draws them, and ``TAKEN`` is what it found.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""What the forced replay sees of networks of others: of correct backends, and of mutations; rows of docs/power."""
+"""The forced replay on networks of others: what it sees of correct backends, and of mutations; rows of docs/power."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -54,7 +54,7 @@ def _runs(network: Network, precision: str) -> bool:
 def forced_row(network: Network, precision: str) -> dict[str, str]:
     """Returns the row of a network: what is seen of ``amp``, and how near it and ``master_weights`` come to a limit.
 
-    ``amp`` is held to roundings alone, as where there is no reference, and ``master_weights`` to those and to ``amp``.
+    ``amp`` is held to roundings alone, as where there is no reference; ``master_weights`` to roundings and to ``amp``.
     How many zeros may cancel is known from a reference only.
     """
     start = time.monotonic()

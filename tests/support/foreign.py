@@ -1,8 +1,8 @@
 """Networks that others wrote, as small as they can be made from their own arguments, with random weights.
 
-torchvision's, timm's and transformers' come with these libraries, of which the last two are an extra, ``networks``; a
-network whose library is missing says so when it is made. All of them are in their usual form but for their size, and
-without dropout.
+Networks of torchvision, timm and transformers come with these libraries. The last two libraries are the extra
+``networks``; a network whose library is missing says so when it is made. All networks are in their usual form but for
+their size, and without dropout.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Network:
     """A network of others.
 
     Attributes:
-        name, library: as its library calls it.
+        name, library: the network's name as its library has it, and the library.
         make: makes it, with random weights; raises ImportError where its library is missing.
         data: makes its data, of so many samples.
         precisions: the 16-bit precisions in which it is compared; fp16 is left out where torch's CPU has no kernel, or

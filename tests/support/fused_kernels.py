@@ -1,4 +1,4 @@
-"""Operators for a CPU that draw as a GPU's do: within their kernels, and other numbers than their parts draw."""
+"""Operators for a CPU that draw as a GPU's operators do: within their kernels, and other numbers than their parts."""
 
 import itertools
 import math
@@ -47,7 +47,7 @@ _attention.register_autograd(_backward, setup_context=_setup)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, p: float, causal: bool, of_operands: bool = False) -> Tensor:
-    """Attends as torch does: numbers of 16 bits on a CPU in a fused kernel, and those of float64 part by part."""
+    """Attends as torch does: 16-bit numbers on a CPU in a fused kernel, and float64 numbers part by part."""
     if query.device.type == "cpu" and query.dtype.itemsize == 2:
         return _attention(query, key, value, p, causal, of_operands)[0]
     return F.scaled_dot_product_attention(query, key, value, dropout_p=p, is_causal=causal)
@@ -84,11 +84,11 @@ def flatten_parameters(module: nn.RNNBase) -> None:
 
 
 PLAIN_LSTM = torch._VF.lstm  # type: ignore[attr-defined]
-READS = itertools.count()  # of what other tensors have left
+READS = itertools.count()  # counts reads of what other tensors have left
 
 
 def garbage(weight: Tensor) -> Tensor:
-    """Returns other numbers than a weight has, and others each time."""
+    """Returns numbers that a weight does not have, and other ones each time."""
     return (torch.arange(weight.numel(), dtype=weight.dtype).view(weight.shape) + next(READS)).sin()
 
 

@@ -30,7 +30,7 @@ class OtherOrder(Fp32):
 
 
 def judged(network: Network, precision: str, compiled: bool) -> Iterator[tuple[str, Verdict]]:
-    """Yields the verdict on ``amp``, or on ``fp32``, and on each other backend of the precision beside it."""
+    """Yields the verdict on ``amp``, or on ``fp32``, and on each other backend of the precision compared with it."""
     others = {"master_weights": BACKENDS["master_weights"]} if precision != "fp32" else {"other order": OtherOrder}
     if compiled and precision != "fp32":
         others["amp_compile"] = AmpCompile
@@ -43,7 +43,7 @@ def judged(network: Network, precision: str, compiled: bool) -> Iterator[tuple[s
 
 def compiles(network: Network) -> str:
     """Returns why a network is not compared under ``amp_compile``: it takes longer than ``COMPILE_S`` to compile, or
-    cannot be compiled; empty where it is."""
+    cannot be compiled; empty where it is compared."""
     processes = multiprocessing.get_context("spawn")  # a compilation can be stopped from outside only
     here, there = processes.Pipe(duplex=False)
     process = processes.Process(target=_compile, args=(network.name, there))
@@ -77,7 +77,7 @@ def _compile(name: str, result: Connection) -> None:
 
 def nearest(verdicts: Sequence[Verdict]) -> str:
     """Returns the kind of the check that comes nearest to its limit, and the share of its limit. A right update comes
-    to its bound, which is that of its roundings, and tells nothing."""
+    to its bound, which is the bound of its roundings, and tells nothing."""
     checks = [c for v in verdicts for c in v.checks if c.limit and not c.tight]
     check = max(checks, key=lambda c: c.value / c.limit)
     return f"{check.kind}, {check.value / check.limit:.2f}"

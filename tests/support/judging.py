@@ -40,7 +40,7 @@ def examined(
 
 
 def compared_with_amp(backend: Any, task: Task, dataset: Dataset, precision: str, steps: int) -> Verdict:
-    """Returns the verdict on a backend, beside ``amp`` with two runs that find its noise."""
+    """Returns the verdict on a backend, compared with ``amp`` and two runs that find its noise."""
     amp = examined("amp", BACKENDS["amp"], task, dataset, precision, steps=steps, noise=2)
     return judge_run(examined("run", backend, task, dataset, precision, steps=steps), amp)
 
@@ -54,7 +54,7 @@ def dataset_of(task: Task, seed: int = 0) -> Dataset:
 
 
 def judged_case(case: Case) -> Iterator[tuple[str, Verdict]]:
-    """Yields the verdict on ``amp`` itself, and on each correct implementation beside it."""
+    """Yields the verdict on ``amp`` itself, and on each correct implementation compared with it."""
 
     def run(name: str, backend: type, noise: int = 0) -> Run:
         return examined(

@@ -1,8 +1,8 @@
-"""The sentences of a text, and those that are too long for people who are new here."""
+"""The sentences of a text, and the sentences that are too long for people who are new here."""
 
 import re
 
-WORDS = 30  # of a sentence, at most
+WORDS = 30  # words of a sentence, at most
 NO_PROSE = re.compile(r"<!--.*?-->|^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)\n]*\)")
 CODE = re.compile(r"`[^`]+`")  # one word, whatever stands in it

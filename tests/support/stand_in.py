@@ -1,8 +1,8 @@
 """Stands for ``python`` in the commands of the documents: sizes are small, or a command is only recorded.
 
-Run as a program, with the name of the program that it stands for and its arguments. ``STAND_IN_RECORD`` names a file to
-which commands are recorded; with ``STAND_IN_RUNS=1`` they are run as well. Environments exist already where tests run,
-so ``python3 -m venv`` and ``pip install`` do nothing.
+It is run as a program, with the name of the program for which it stands, and its arguments. ``STAND_IN_RECORD`` names a
+file to which commands are recorded; with ``STAND_IN_RUNS=1`` they are run as well. Environments exist already where
+tests run, so ``python3 -m venv`` and ``pip install`` do nothing.
 """
 
 import json

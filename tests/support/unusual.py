@@ -136,7 +136,7 @@ class Numbers(Mapped):
 
 
 class Adapted(nn.Module):
-    """A frozen layer in bf16, and an adapter of a low rank beside it (Hu et al., arXiv 2106.09685)."""
+    """A frozen layer in bf16, and an adapter of a low rank added to it (Hu et al., arXiv 2106.09685)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -142,7 +142,7 @@ def test_fp32_is_within_the_bounds_and_other_rates_are_not(name, settings):
         elsewhere.append(beyond(*other.step("w 0", grad.double(), before.double(), 1.01e-2), before, after))
     assert worst <= 0.7
     assert remembered <= 0.5
-    if name != "Rprop":  # its rate is that of the first update alone
+    if name != "Rprop":  # its rate is only the rate of the first update
         assert max(elsewhere) > 20
 
 

@@ -1,4 +1,4 @@
-"""Parameter groups: who belongs to which, as torch's optimizers and as a replay have them, and what is refused."""
+"""Parameter groups: their members, the groups in torch's optimizers and in a replay, and what is refused."""
 
 import pytest
 import torch

@@ -48,7 +48,7 @@ def test_the_masked_loss_is_torchs_with_ignore_index_and_0_without_labels():
     assert not output.grad.any()
 
 
-def test_shares_are_those_of_the_labels():
+def test_shares_are_the_shares_of_the_labels():
     y = [torch.tensor([1, -100, -100]), torch.tensor([1, 2, 3]), torch.tensor([-100] * 3)]
     assert [float(share) for share in shares(MASKED, y)] == [0.25, 0.75, 0.0]
     assert [float(share) for share in shares(MASKED, y[2:])] == [0.0]
@@ -76,7 +76,7 @@ def test_micro_batches_make_the_gradient_of_the_whole_batch(name, loss):
         assert (of_parts[tensor] - g).norm() <= (1e-5 if name == "fp32" else 0.02) * g.norm() + 1e-6, tensor
 
 
-def test_the_oracle_of_micro_batches_is_that_of_the_whole_batch():
+def test_the_oracle_of_micro_batches_is_the_oracle_of_the_whole_batch():
     model = TASK.new_model(0, CPU)
     x, y = batch()
     parts = exact_step(model, MASKED, TASK.micro_batches(x, y), PRECISIONS["fp32"])

@@ -209,7 +209,7 @@ def test_mistakes_are_beyond_the_roundings(mistake):
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(0.05, 0.9), Adam(1e-3), AdamW(1e-3)], ids=lambda each: type(each).__name__)
-def test_bf16_arithmetic_is_within_the_roundings_of_a_coarse_replay_and_beyond_those_of_fp32(optimizer):
+def test_bf16_arithmetic_is_within_the_roundings_of_a_coarse_replay_and_beyond_roundings_of_fp32(optimizer):
     torch.manual_seed(0)
     p = torch.nn.Parameter(torch.randn(2000).bfloat16())
     torch_optimizer = optimizer.make([p])

@@ -1,4 +1,4 @@
-"""Real bugs of the fifth draw in attention, its softmax and the residual beside it; and an ALiBi that looks wrong and
+"""Real bugs of the fifth draw in attention, its softmax and its residual; and an ALiBi that looks wrong and
 is right."""
 
 from typing import Any

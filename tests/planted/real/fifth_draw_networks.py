@@ -75,7 +75,7 @@ class LinearBiases(CausalAttention):
         return self.output(mixed.transpose(1, 2).reshape(n, t, width))
 
     def biases(self, length: int) -> Tensor:
-        """Returns what is added to the scores ``[heads, queries, keys]``: -inf for a later token."""
+        """Returns the numbers that are added to the scores ``[heads, queries, keys]``: -inf for a later token."""
         slopes = 2.0 ** (-8.0 * torch.arange(1, self.heads + 1) / self.heads)
         later = torch.ones(length, length, dtype=torch.bool).triu(1)
         return (slopes[:, None, None] * self.distances(length)).masked_fill(later, -torch.inf)
@@ -182,7 +182,7 @@ def grouped_net() -> nn.Module:
 
 
 def pooling_net() -> nn.Module:
-    """Returns a CNN whose windows of max pooling overlap, as those of ResNet and AlexNet."""
+    """Returns a CNN whose windows of max pooling overlap, as in ResNet and AlexNet."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
         nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU(),

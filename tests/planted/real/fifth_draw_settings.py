@@ -1,4 +1,4 @@
-"""The settings of the fifth draw of real bugs, beside those of the first four, and their losses."""
+"""The settings of the fifth draw of real bugs that the first four draws do not have, and their losses."""
 
 from dataclasses import replace
 from functools import partial

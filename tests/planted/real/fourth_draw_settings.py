@@ -1,4 +1,4 @@
-"""The settings of the fourth draw of real bugs, beside those of the first three, and their networks."""
+"""The settings of the fourth draw of real bugs that the first three draws do not have, and their networks."""
 
 from functools import partial
 

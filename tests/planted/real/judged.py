@@ -1,4 +1,4 @@
-"""Verdicts on real bugs, beside a run of ``amp`` that is taken once for each setting and precision."""
+"""Verdicts on real bugs, compared with a run of ``amp`` that is taken once for each setting and precision."""
 
 from planted.real.registry import RealBug, Setting
 from support.backends import BACKENDS

@@ -1,4 +1,4 @@
-"""The networks and the data in which real bugs show: those of the threads, as small as they can be."""
+"""The networks and the data in which real bugs show: as in the threads, and as small as they can be."""
 
 from functools import partial
 
@@ -69,7 +69,7 @@ class SquaredRelu(nn.Module):
 
 
 class RotaryBlock(nn.Module):
-    """Attention and a two-layer network, each after an RMSNorm, beside a residual."""
+    """Attention and a two-layer network, each after an RMSNorm and with a residual."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -130,8 +130,8 @@ class OffsetGpt(RotaryGpt):
 
 
 class Router(nn.Module):
-    """Counts the tokens that each of four experts gets, and moves a bias toward those that get fewer, as the router of
-    a mixture of experts does that balances its load without a loss. Ids say where a token goes."""
+    """Counts the tokens that each of four experts gets, and moves a bias toward experts that get fewer. So does the
+    router of a mixture of experts that balances its load without a loss. Ids say where a token goes."""
 
     counts: Tensor
     bias: Tensor
@@ -166,8 +166,8 @@ def batch_norm_mlp() -> nn.Module:
 
 def policy_loss(output: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Returns the loss of a policy gradient: minus the mean of advantage times log probability. An action has a reward
-    of 1, and of 1 + 2^-7 where it is the last class; the advantages are those of groups of four, centred and divided by
-    their spread in ``dtype``. Rows beyond the last group of four count for nothing.
+    of 1, and of 1 + 2^-7 where it is the last class; the advantages are rewards of groups of four, centred and divided
+    by their spread in ``dtype``. Rows beyond the last group of four count for nothing.
     """
     whole = slice(len(y) - len(y) % 4)
     output, y = output[whole], y[whole]

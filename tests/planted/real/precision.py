@@ -116,7 +116,7 @@ class StaleCasts(Amp):
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns the weights that autocast casts, and keeps: those of linear layers."""
+    """Returns the weights that autocast casts, and keeps: the weights of linear layers."""
     linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     named = {f"{name}.{part}": p for name, module in linears for part, p in module.named_parameters()}
     return {name: p.to(dtype) for name, p in named.items()}

@@ -46,10 +46,10 @@ class Setting:
     """The training in which a bug shows.
 
     Attributes:
-        name: in tables.
+        name: the name in tables.
         make: returns the task and its data.
         steps: the number of steps that are trained.
-        scaling: the loss scale; None: that of ``loss_scale=auto``.
+        scaling: the loss scale; None: the scale of ``loss_scale=auto``.
     """
 
     name: str
@@ -80,8 +80,8 @@ class RealBug:
         fair: the causes that would be fair names for it; none for an entrant that is right.
         read: ``thread``; ``title`` where no more of it was found, ``source`` where there is none and the code was read.
         also: further threads on the same mistake, of this library or of others.
-        draw: 2 for bugs that were looked for after the verdict had been mended for those of the first draw, 3 for
-            those that were looked for after it had been mended for both, and so on.
+        draw: 2 for bugs that were looked for after the verdict had been mended for the first draw's bugs, 3 for bugs
+            that were looked for after it had been mended for both draws, and so on.
     """
 
     id: str
@@ -115,7 +115,7 @@ class Theme:
 
     Attributes:
         name: the name of its module in the first draw.
-        draw: that of its bugs.
+        draw: the draw of its bugs.
     """
 
     name: str

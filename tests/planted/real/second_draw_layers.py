@@ -175,7 +175,7 @@ class OwnAttention(layers.Patched):
         return attention.output(mixed.transpose(1, 2).reshape(n, t, width))  # type: ignore[no-any-return]
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, number: int) -> Tensor:
-        """Returns ``softmax(q k^T / sqrt(d)) v``, causal; ``number`` is that of the block, 1 for the first."""
+        """Returns ``softmax(q k^T / sqrt(d)) v``, causal; ``number`` is the block's number, 1 for the first."""
         raise NotImplementedError
 
 

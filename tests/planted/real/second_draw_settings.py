@@ -1,4 +1,4 @@
-"""The settings of the second draw of real bugs, beside those of the first."""
+"""The settings of the second draw of real bugs that the first draw does not have."""
 
 from dataclasses import replace
 from functools import partial

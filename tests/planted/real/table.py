@@ -55,7 +55,7 @@ def row_of(bug: RealBug, verdict: Verdict, at: str) -> Row:
 def worst(verdict: Verdict) -> float:
     """Returns the largest value of a check over its limit; inf where one is not a number, or must be 0 and is not.
 
-    Updates that are right are left out: they reach their bound, which is one of single roundings.
+    Right updates are left out: they reach their bound, because it bounds single roundings.
     """
     shares = [0.0]
     for check in verdict.checks:

@@ -1,4 +1,4 @@
-"""The settings of the third draw of real bugs, beside those of the first two, and their networks and losses."""
+"""The settings of the third draw of real bugs that the first two draws do not have, their networks and losses."""
 
 from dataclasses import replace
 from functools import partial
@@ -76,7 +76,7 @@ SMOOTHING = 0.1
 
 
 def smoothed(output: Tensor, y: Tensor) -> Tensor:
-    """Returns the mean cross-entropy with smoothed labels over those that are not left out."""
+    """Returns the mean cross-entropy with smoothed labels, over the labels that are not left out."""
     logits = output.to(torch.promote_types(output.dtype, torch.float32)).flatten(0, -2)
     return F.cross_entropy(logits, y.flatten(), label_smoothing=SMOOTHING)
 

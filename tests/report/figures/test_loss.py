@@ -9,7 +9,7 @@ from mpcompare.report.figures import loss as loss_figure
 from mpcompare.report.runs import find_runs
 
 
-def test_what_was_evaluated_in_between_stands_beside_the_training_loss(tmp_path):
+def test_what_was_evaluated_in_between_stands_next_to_the_training_loss(tmp_path):
     write_run(tmp_path / "0", "mine", evals=[(1, 2.5, 0.25), (3, 1.5, 0.5)])
     write_run(tmp_path / "1", "amp", evals=[(3, 1.25, 0.75)])  # only after training
     (comparison,) = compare(find_runs([tmp_path]), "amp")

@@ -83,7 +83,7 @@ def histogram(**counts):
     return found
 
 
-def test_dots_and_limits_are_those_of_the_records(runs):
+def test_dots_and_limits_are_as_in_the_records(runs):
     other = runs["other-fp16"]
     error = other.findings.replays["first"].gradients["layer2.weight"].error
     runs["other-fp16"] = with_errors(other, layer2_weight={"error": 8 * error})
@@ -108,7 +108,7 @@ def test_dots_and_limits_are_those_of_the_records(runs):
 
 
 def test_a_gradient_that_is_0_is_not_drawn(runs):
-    """The exact gradient of a bias before a norm is float64's rounding errors, and any error is large beside those."""
+    """The exact gradient of a bias before a norm is float64's rounding errors: any error is larger than them."""
     runs = {name: with_errors(run, layer1_bias={"norm": 1e-17, "error": 1e-5}) for name, run in runs.items()}
     report = reported(runs)
     figure = gradient_error(report)
@@ -298,7 +298,7 @@ def test_of_many_tensors_seven_are_drawn_from_first_to_last():
     assert histograms.choose([["W1"], ["b1"]]) == (["W1", "b1"], [])
 
 
-def test_the_scale_beside_the_exponents_is_that_of_finite_gradients(runs):
+def test_the_scale_next_to_the_exponents_is_the_one_of_finite_gradients(runs):
     steps = [
         Step(finite=finite, skipped=False, should_skip=False, moved=True, loss_scale=scale, should_scale=scale)
         for finite, scale in ((False, 8.0), (True, 4.0))

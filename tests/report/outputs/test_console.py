@@ -109,7 +109,7 @@ def test_a_console_shows_the_comparison_then_its_table_and_what_there_is_to_say(
     ]
 
 
-def test_each_answer_is_a_line_of_its_own_beside_its_question(tmp_path, monkeypatch, capsys):
+def test_each_answer_is_a_line_of_its_own_next_to_its_question(tmp_path, monkeypatch, capsys):
     for place, backend in enumerate(("mine", "amp", "other")):
         write_run(tmp_path / str(place), backend, step_ms=5.0 + place)
     lines = shown(tmp_path, monkeypatch, capsys, 80)
@@ -159,7 +159,7 @@ def test_a_narrow_terminal_gets_whole_numbers(tmp_path, monkeypatch, capsys):
         assert cell in out
 
 
-def test_phases_are_those_of_all_runs_and_a_whole_step_is_one_of_its_own(tmp_path, capsys):
+def test_the_phases_of_all_runs_are_shown_and_a_whole_step_is_one_of_its_own(tmp_path, capsys):
     write_run(tmp_path / "0", "graph", **WHOLE)
     write_run(tmp_path / "1", "amp")
     write_run(tmp_path / "2", "other", phase_ms={"forward": 4.0, "backward": 3.0, "unscale": None, "step": None})

@@ -275,7 +275,7 @@ def test_no_sentence_of_the_page_and_of_the_markdown_is_too_long(runs):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_what_differs_comes_first_and_the_verdict_stands_beside_the_name(tmp_path):
+def test_what_differs_comes_first_and_the_verdict_stands_next_to_the_name(tmp_path):
     for place, backend in enumerate(("amp", "right", "mine")):
         write_run(tmp_path / str(place), backend)
     text = rendered(tmp_path, [check(value=3.0)])

@@ -1,7 +1,7 @@
 """The CUDA sources on a CPU: the text of csrc/cuda, compiled by a C++ compiler.
 
 Three things are rewritten: launches, ``__shared__`` variables and instructions of tensor cores, which only nvcc takes;
-new memory, which is filled with NaN; and the library's name and dispatch key, which become those of CPU operators.
+new memory, which is filled with NaN; and the library's name and dispatch key, which become a CPU operator's.
 cuda_runtime.h and threads.cpp run the kernels, libraries.cpp has the functions that csrc/cuda calls, and NVIDIA's
 headers stay as they are.
 

@@ -287,7 +287,7 @@ struct Preference {
   uint32_t alignment[4] = {256, 256, 256, 256};  // of A, B, C, D
 };
 
-// The product that an algorithm is chosen for, as its cublasLtMatmulAlgo_t says.
+// The product for which an algorithm is chosen, as its cublasLtMatmulAlgo_t says.
 struct Algorithm {
   uint64_t index, problem;
   uint32_t alignment[4], of_bias;

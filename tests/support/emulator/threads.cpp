@@ -36,14 +36,14 @@ Thread* current;
 const std::function<void()>* body;
 jmp_buf scheduler;
 std::string failure;
-std::array<Words, WARP> gathered;  // of the warp that runs
+std::array<Words, WARP> gathered;  // the words of the warp that runs
 
 std::vector<std::pair<void*, size_t>>& shared_memory() {
   static std::vector<std::pair<void*, size_t>> all;
   return all;
 }
 
-// A thread of the emulator runs the thread `current` of one block, then that of the next.
+// A thread of the emulator runs the thread `current` of one block, then the thread `current` of the next block.
 void forever() {
   for (;;) {
     (*body)();

@@ -53,7 +53,7 @@ def test_synthetic_has_any_shape_and_can_be_learned(loss):
 
 
 def test_the_draws_of_a_seed_stay_the_same():
-    """The draws are those of earlier versions, because published results depend on generated data sets."""
+    """The draws are the same as in earlier versions, because published results depend on generated data sets."""
     assert digits(0, 2000).x_train[1999].sum().item() == pytest.approx(DIGIT_SUM, abs=1e-3)
     assert synthetic(0, 96, 20, 5, "cross_entropy").y_train[:12].tolist() == SYNTHETIC_CLASSES
 

@@ -1,6 +1,6 @@
 """The factor of clipping, for the examination and for the judge."""
 
-USUAL_NORMS = (1.0, 0.5, 0.25, 0.1, 5.0)  # to which libraries clip by default, and people most of the time
+USUAL_NORMS = (1.0, 0.5, 0.25, 0.1, 5.0)  # libraries clip to these by default, and people most of the time
 
 
 def factor_of_norm(norm: float, clip_norm: float) -> float:

@@ -406,11 +406,11 @@ def watched_products(backend: Any) -> AbstractContextManager[Products] | None:
 
 
 def idle_phases(backend: Any, task: Task) -> tuple[str, ...]:
-    """Returns the phases that hold no work: those that the backend names, and ``clip`` where the task clips nothing."""
+    """Returns the phases that hold no work: phases that the backend names, and ``clip`` if the task clips nothing."""
     return (*backend.IDLE_PHASES, *(() if task.clip_norm else ("clip",)))
 
 
 def options_of(make_backend: type[Backend]) -> list[str]:
-    """Returns the names of a backend's options: its constructor's arguments beyond those that all backends take."""
+    """Returns the names of a backend's options: arguments of its constructor that not all backends take."""
     common = inspect.signature(Backend.__init__).parameters
     return [name for name in inspect.signature(make_backend).parameters if name not in common]

@@ -15,7 +15,7 @@ from mpcompare.contract import MemoryModel
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.losses import Loss
 
-# In the order of a figure: what a step is given, what it keeps for the next, what comes and goes in it.
+# In the order of a figure: tensors that a step gets, tensors that it keeps for the next, tensors that come and go.
 TENSOR_KINDS = (
     "inputs",
     "master params",

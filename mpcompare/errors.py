@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-# What a RuntimeError of torch says of memory: its allocator, the system, C++.
+# The words of torch's RuntimeErrors on memory: from its allocator, the system, C++.
 NO_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory", "std::bad_alloc")
 
 SHOWN = 400  # characters of a value: a tensor has thousands

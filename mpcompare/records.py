@@ -53,7 +53,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], new: bool = Fa
         write(unfinished)
         unfinished.chmod(0o644)
         if new:
-            with suppress(PermissionError):  # of file systems without links
+            with suppress(PermissionError):  # a file system without links
                 os.link(unfinished, path)
                 return
         unfinished.replace(path)

@@ -103,7 +103,7 @@ def is_large(value: Any) -> bool:
     return on_cpu and sys.platform == "linux" and sum(t.nbytes for t in tensors) >= LARGE
 
 
-# torch.save raises these on a full disk, and torch.load on a file that is none of its own.
+# torch.save raises these errors on a full disk, and torch.load on a file that torch has not written.
 _UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError)
 
 

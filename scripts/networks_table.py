@@ -1,7 +1,7 @@
 """Runs the command on networks of torchvision, timm and transformers, and keeps a row for each.
 
-    python scripts/networks_table.py                    those without a row, about a minute each
-    python scripts/networks_table.py mnasnet1_0 ...     these again
+    python scripts/networks_table.py                    networks without a row, about a minute each
+    python scripts/networks_table.py mnasnet1_0 ...     these networks again
     python scripts/networks_table.py --draw             the draw, name by name
 
 The names of a library are sorted by the sha256 of a fixed word and the name. A name is taken if its network can be made
@@ -182,7 +182,7 @@ def _rows() -> list[Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="of networks (default: those without a row)")
+    parser.add_argument("names", nargs="*", help="names of networks (default: networks without a row)")
     parser.add_argument("--draw", action="store_true")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""What users write wrong: data, networks and losses, one of each kind. ``wrong_inputs.py`` tries them all."""
+"""Mistakes of users: data, networks and losses, one of each kind. ``wrong_inputs.py`` tries them all."""
 
 import sys
 import threading

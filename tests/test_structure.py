@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 LINES, PARAMETERS = 60, 7
 # Functions with more parameters, and the reason.
 MANY = {
-    # What people name in one call: a network, its data, loss, optimizer and their values.
+    # The arguments of one call: a network, its data, loss, optimizer and their values.
     "mpcompare/api/compare.py": {"compare"},
     # An argument for each of gemm's schema in csrc/ops.cpp, named as there, and the product.
     "mpcompare/native/ops.py": {"torch_gemm"},

@@ -12,7 +12,7 @@ constexpr int FEW = 16;  // largest number of outputs
 
 // ---- linear in 16 bits
 
-constexpr int LINEAR_ROWS = 32;              // of a block
+constexpr int LINEAR_ROWS = 32;              // rows of a block
 constexpr int SLICE = 32, STEP = 2 * SLICE;  // inputs: of 4 lanes with a vector each, and of a warp's loads at a time
 
 // The weights as few_outputs_linear_kernel takes them, in words: packed [slice][tile of 8 outputs][lane][4]. Lane
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(THREADS, 2) few_outputs_linear_kernel(const T*
   __shared__ float sums[WARPS][LINEAR_ROWS][FEW];
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * LINEAR_ROWS;
-  float sum[2][TILES][4] = {};  // of rows 0..15 and 16..31
+  float sum[2][TILES][4] = {};  // sums of rows 0..15 and 16..31
   for (int64_t k0 = warp * STEP; k0 < K; k0 += WARPS * STEP) {
     Vector rows[4][2], weights[2][TILES];  // rows[v]: row g + 8 v
 #pragma unroll

@@ -80,7 +80,7 @@ def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
         objects: gets what must be carried into the processes of the race.
         conf: a folder for the options of backends.
     """
-    from mpcompare.api import checks, network  # which import torch
+    from mpcompare.api import checks, network  # they import torch
     from mpcompare.instruments.machine import select_device
 
     checks.check_knobs(call.knobs, Arguments.__dataclass_fields__, call.model is not None)
@@ -90,7 +90,7 @@ def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
     if call.lr is not None:
         check_number("lr", call.lr, above=0)
     device = str(call.knobs.get("device", "auto"))
-    if "," not in device:  # of several, the runs say so
+    if "," not in device:  # with several devices, the runs say what is wrong
         select_device(device)
     overrides = list(_backends(objects, call.backends, conf))
     if call.precision is not None:

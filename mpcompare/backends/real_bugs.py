@@ -65,7 +65,7 @@ class UpdatesEachMicroBatch(MasterWeights):
     lr: float | Tensor | None = None
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        if self.grads():  # of the micro-batch before
+        if self.grads():  # the gradients of the micro-batch before
             self.unscale()
             self.clip()
             super().step(self.task.optimizer.lr if self.lr is None else self.lr)

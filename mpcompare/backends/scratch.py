@@ -98,7 +98,7 @@ def adam(optimizer: Adam | AdamW, w: Tensor, g: Tensor, remembered: Params, lr: 
         w.mul_(1 - lr * optimizer.weight_decay)
     elif optimizer.weight_decay:
         g = g.add(w, alpha=optimizer.weight_decay)
-    updates = int(remembered["step"].add_(1))  # those that were skipped do not count
+    updates = int(remembered["step"].add_(1))  # skipped steps do not count
     m = remembered["exp_avg"].lerp_(g, 1 - beta1)  # m = beta1 m + (1 - beta1) g
     v = remembered["exp_avg_sq"].mul_(beta2).addcmul_(g, g, value=1 - beta2)
     # Both start at 0 and are too small by 1 - beta^updates at first.

@@ -5,7 +5,7 @@
 
 The package is not imported for that: an entrant imports the class of the backend that was chosen, in its own process.
 So the options of the class are not known when the configuration is composed. Its node takes any key
-(``backend.KEY=VALUE``), and the Plan refuses those that the constructor does not take.
+(``backend.KEY=VALUE``), and the Plan refuses keys that the constructor does not take.
 """
 
 from importlib import metadata

@@ -150,7 +150,7 @@ class _Left:
         begins anew: then the old files get names such as ``steps.csv.1``, and are kept."""
         if self.result["status"] == PLANNED:
             return
-        origin = self.result["config"].get("resume")  # of training that began elsewhere, not all steps are here
+        origin = self.result["config"].get("resume")  # if training began elsewhere, not all steps are here
         if self.has_checkpoint and (origin is None or is_sweep(self.result["config"])):
             result = self._untimed() | self._origin(self.result.get(WENT_ON))
             records.write_json(self.folder / RESULT, result, indent=2)

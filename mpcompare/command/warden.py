@@ -21,7 +21,7 @@ GRACE_S = 3.0  # between being asked to end and being killed
 
 
 def marked(folder: Path) -> Iterator[psutil.Process]:
-    """Yields the processes of a sweep: those that were started with its mark, and their forks."""
+    """Yields the processes of a sweep: processes that were started with its mark, and their forks."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and process.environ().get(MARK) == str(folder):

@@ -18,7 +18,7 @@ from mpcompare.instruments import meter
 from mpcompare.tasks.task import Task
 
 STEPS = 2  # the second step runs with everything that outlives the first
-# In the order of a figure: what a step is given, what it keeps for the next, what comes and goes in it.
+# In the order of a figure: tensors that a step gets, tensors that it keeps for the next, tensors that come and go.
 KINDS = (
     "inputs",
     "params",  # the parameters that the optimizer updates; for inference, all

@@ -123,7 +123,7 @@ def _reserve(libc: ctypes.CDLL) -> None:
 
 
 def _as_before(libc: ctypes.CDLL) -> None:
-    """Lets what is left of the reserve have small pages again, as timed steps have them everywhere."""
+    """Gives small pages back to the rest of the reserve: timed steps have small pages everywhere."""
     if _reserved:
         start, end = _reserved.pop(), libc.sbrk(0)
         if end > start:

@@ -29,7 +29,7 @@ class Interval:
 
 
 RESAMPLES = 4000
-MIN_VALUES = 6  # of five normal values the interval holds the median in 93 of 100 samples, of three in 73
+MIN_VALUES = 6  # with five normal values the interval holds the median in 93 of 100 samples, with three in 73
 
 
 def interval(values: Iterable[float]) -> Interval:

@@ -1,4 +1,4 @@
-"""What a race and its entrants tell each other. Nothing here knows processes or backends.
+"""The messages between a race and its entrants. Nothing here knows processes or backends.
 
 An entrant is a program that stops at the end of each of its turns and goes on when it is told to: a generator that
 yields ``Turn`` and is sent an ``Order`` (``entrant/``), here or in a process of its own (``command/process.py``).

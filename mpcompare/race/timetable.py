@@ -1,4 +1,4 @@
-"""The timetable of a sweep: the stages of its entrants, those that are done, and about how long the others take.
+"""The timetable of a sweep: the stages of its entrants, done ones and others, and about how long the others take.
 
 set-up        the network, the data, the backend with all that is built for it; mostly shared, so it is not foreseen
 training      its steps

@@ -50,7 +50,7 @@ def doubts(entry: Entry, finished: Sequence[Entry]) -> list[str]:
     Args:
         finished: all entries of its comparison that finished.
     """
-    apart = None if entry.run.findings else clocks_apart(entry.run.blocks)  # of an examined run its verdict says it
+    apart = None if entry.run.findings else clocks_apart(entry.run.blocks)  # an examined run's verdict says it
     clock = clock_because(entry.run.blocks) if apart and apart[0] > apart[1] else ""
     return [f"{entry.label}: {text}" for text in (clock, _reading(entry, finished), _phases(entry)) if text]
 

@@ -219,7 +219,7 @@ def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
     words = {key: f"{name} {{}}" for key, name in names.items()}
     for key, word in {**words, "threads": "{} threads", "host": "host {:.8}"}.items():
         values = each(key)
-        among = titles if key not in MACHINE else [""] * len(titles)  # of a machine: among all, not those alike
+        among = titles if key not in MACHINE else [""] * len(titles)  # a machine: among all titles, not alike ones
         different = Counter(title for title, _ in set(zip(among, values, strict=True)))  # values of each title
         titles = [
             f"{title}, {word.format(value)}" if value and different[others] > 1 else title

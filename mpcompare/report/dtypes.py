@@ -68,7 +68,7 @@ def classes(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def differing(entry: Entry, layer: str, reference: Entry | None) -> list[str]:
-    """Returns the roles in which a layer's dtype is not the reference's, of those that both show."""
+    """Returns the roles, among roles that both show, in which a layer's dtype is not the reference's."""
     dtypes = layers_of(entry).get(layer)
     expected = layers_of(reference).get(layer) if reference else None
     if not dtypes or not expected:

@@ -80,7 +80,7 @@ def _steps(args: argparse.Namespace) -> tuple[list[OverflowStep], str]:
     elif args.run is not None:
         steps, first = overflows.of_run(args.run)
         title = f"overflows of the run {args.run.resolve().name}"
-        args.init_scale = args.init_scale or first  # of other scales the record says little
+        args.init_scale = args.init_scale or first  # the record says little of other scales
     else:
         steps, title = overflows.of_pattern(args.pattern), shortened(args.pattern, SHOWN)
     if args.steps is not None:

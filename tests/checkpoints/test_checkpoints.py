@@ -67,7 +67,7 @@ def refused(path, match, **options):
     assert str(caught.value).startswith(f"resume={path}: ")
 
 
-# What is saved is loaded.
+# A saved checkpoint is loaded.
 
 
 @st.composite
@@ -183,7 +183,7 @@ def test_a_state_that_would_lose_something_is_not_saved(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
 
 
-# What is damaged is one line.
+# A damaged checkpoint is one line.
 
 
 def test_every_byte_of_both_files_counts(tmp_path):

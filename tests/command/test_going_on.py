@@ -24,7 +24,7 @@ def swept(cli, tmp_path):
 @pytest.mark.slow
 def test_finished_races_are_taken_whole_and_others_are_timed_anew(cli, swept, tmp_path):
     before = results(swept)
-    command = [each for each in SWEEP if "checkpoint_every" not in each]  # which changes no number
+    command = [each for each in SWEEP if "checkpoint_every" not in each]  # checkpoints change no number
     ended = cli(*command, "seed=0,1", "resume=swept", "hydra.sweep.dir=again")
     assert ended.code == 0, ended.err
     assert "Importing torch" not in ended.out

@@ -19,7 +19,7 @@ from support import command
 
 from mpcompare.command import belongings
 
-SMALL = (*command.SMALL, "verdict.enabled=false")  # which has tests of its own, and takes a second an entrant
+SMALL = (*command.SMALL, "verdict.enabled=false")  # the verdict has its own tests, and takes a second an entrant
 PATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 
 

@@ -80,7 +80,7 @@ def composes(given):
     seen = {None}  # a job that combines what others have had tells nothing new
     with initialize_config_dir(str(CONF), version_base="1.3"):
         for job in jobs:
-            plain = [each for each in job if "{hydra" not in each.replace("\\", "")]  # that is known in a job only
+            plain = [each for each in job if "{hydra" not in each.replace("\\", "")]  # a job alone knows these values
             if not seen.issuperset(plain or [None]):
                 cfg = compose("config", [*folder, *plain])
                 OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)

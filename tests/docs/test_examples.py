@@ -10,7 +10,7 @@ import pytest
 from mpcompare.paths import CONF
 
 PAGE = CONF.parent / "docs" / "examples.md"
-LINES = 12  # of the user's
+LINES = 12  # lines that the user writes
 *BLOCKS, NETWORKS = re.findall(r"## ([^\n]+)\n(?:(?!## ).)*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 # The call of the page, in few steps; the verdicts end the output.
 SMALL = """

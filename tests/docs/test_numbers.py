@@ -4,7 +4,7 @@ import docs_numbers
 import pandas as pd
 import pytest
 
-LINES = 130  # of the README: a landing page
+LINES = 130  # lines of the README: a landing page
 
 
 @pytest.mark.parametrize("page", docs_numbers.pages(), ids=lambda page: str(page.relative_to(docs_numbers.ROOT)))

@@ -302,7 +302,7 @@ def test_fp32_products_are_tf32_where_torch_allows_it_and_its_mode_stays(unsuppo
     emulator.switch("unsupported").value = unsupported
     x, w, bias = torch.full((5, 1), 1 + 2.0**-12), torch.ones(1, 6 + unsupported), torch.zeros(6 + unsupported)
     for tf32, mode, expected in ((False, 0, 1 + 2.0**-12), (True, 3, 1.0)):  # CUBLAS_TF32_TENSOR_OP_MATH
-        emulator.switch("math_mode").value = mode  # of torch's cuBLAS handle, which torch sets
+        emulator.switch("math_mode").value = mode  # the mode of torch's cuBLAS handle, which torch sets
         for product in (ops.native_gemm, functools.partial(linear, bias=bias, tf32=tf32)):
             out = torch.empty(5, 6 + unsupported)
             product(x, w, out=out)

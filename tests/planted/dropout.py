@@ -137,7 +137,7 @@ class ComputedAgainInFp32(Again):
 
 @DROPOUT.plants("running statistics", task={"cnn": True})
 class StatisticsMovedTwice(layers.Patched):
-    """What a checkpoint computes again moves the running statistics again, and the network has no checkpoint."""
+    """The statistics move once more, as in a checkpoint's second computation. But the network has no checkpoint."""
 
     def patch(self, model: Any) -> None:
         second = model.second

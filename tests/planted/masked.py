@@ -74,7 +74,7 @@ class LabelsOfTheFirst(Amp):
 
 @MASKED.plants("loss", task={"accumulate": 1})
 class PaddingCounts(Amp):
-    """The sum over the labels is divided by the number of all tokens, those that are left out among them."""
+    """The sum over the labels is divided by the number of all tokens, left-out tokens among them."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         loss = super().forward(x, y)

@@ -351,7 +351,7 @@ class LearningRateIn16Bits(Scratch):
         super().step(torch.tensor(lr, dtype=self.compute_dtype).item())
 
 
-# Which weights, which precision.
+# Weights and precision.
 
 
 @MLP.plants("later steps")

@@ -66,7 +66,7 @@ def test_what_is_allowed_holds_what_is_in_it_and_names_are_short_where_they_tell
         compare(find_runs([tmp_path]), "amp", ["task.model.hidden"])
     (comparison,) = compare(find_runs([tmp_path]), "amp", ["task.model"])
     assert comparison.not_the_same == "NOT THE SAME: task.model._target_, task.model.hidden (report.allow)"
-    assert comparison.entries[1].label == "mine bf16 model._target_=Other"  # from which hidden=[8] need not be told
+    assert comparison.entries[1].label == "mine bf16 model._target_=Other"  # it need not be told from hidden=[8]
     assert short_names(["task.model.lr", "task.optimizer.lr", "task.loss", "seed"]) == {
         "task.model.lr": "model.lr", "task.optimizer.lr": "optimizer.lr", "task.loss": "loss", "seed": "seed",
     }  # fmt: skip

@@ -17,8 +17,8 @@ from torch import nn
 
 WORD = "forced replay"
 WANTED = {"torchvision": 6, "timm": 8, "transformers": 8}
-NUMBERS, SECONDS = 3_000_000, 2.0  # of a network that is small enough, and of a step of it
-SIDES = (32, 64)  # of an image: the first that a network takes
+NUMBERS, SECONDS = 3_000_000, 2.0  # the most parameters of a network, and the most seconds of a step
+SIDES = (32, 64)  # sides of an image: the first that a network takes
 TASKS = {
     "CausalLM": ids, "MaskedLM": ids, "SequenceClassification": lines, "ImageClassification": partial(images, 32, 3),
 }  # fmt: skip

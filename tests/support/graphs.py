@@ -65,7 +65,7 @@ class Recorder(TorchDispatchMode):
 
     @torch.no_grad()
     def replay(self) -> None:
-        """Repeats every operator; the tensors that it made at first are overwritten with those that it makes now."""
+        """Repeats every operator; new tensors are written over the tensors that it made at first."""
         for op, args, kwargs, own in self.calls:
             for first, new in zip(own, _tensors(op(*args, **kwargs)), strict=True):
                 if first is not None:

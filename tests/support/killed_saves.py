@@ -117,7 +117,7 @@ def sometime(folder: Path) -> None:
             saved += len(more)
         os.close(reading)
         done = check(folder)
-        assert done in (saved, saved + 1)  # that one was in place, and not yet reported
+        assert done in (saved, saved + 1)  # a checkpoint was in place, and not yet reported
     save(folder, checkpoint(done + 1, 10))
     assert len(list(folder.iterdir())) == 2
     assert check(folder) == done + 1

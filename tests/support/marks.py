@@ -23,6 +23,6 @@ def slow_after(few: int, values: Iterable[object]) -> list[object]:
 
 
 def _slow(value: object) -> ParameterSet:
-    if isinstance(value, ParameterSet):  # which has a mark already
+    if isinstance(value, ParameterSet):  # it has a mark already
         return pytest.param(*value.values, id=value.id, marks=[*value.marks, pytest.mark.slow])
     return pytest.param(value, marks=pytest.mark.slow)

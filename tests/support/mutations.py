@@ -24,8 +24,8 @@ from mpcompare.verdict.judge.dtypes import checks as dtype_checks
 from mpcompare.verdict.judge.layers import Layers
 from mpcompare.verdict.judge.layers import checks as layer_checks
 
-PLACES = 5  # of each mutation in each network
-SEEN = 0.5  # of the norm of a tensor that roundings may make: below it a mutation is no larger than they are
+PLACES = 5  # places of each mutation in each network
+SEEN = 0.5  # the share of a tensor's norm that roundings may make: above it a mutation is no larger than roundings
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _dropped(layer: nn.Module, _: torch.dtype) -> None:
     layer.forward = lambda x, *args, **kwargs: forward(x.detach(), *args, **kwargs)
 
 
-NORMS = ("BatchNorm2d", "LayerNorm")  # of any library; others norm other dimensions, or do more
+NORMS = ("BatchNorm2d", "LayerNorm")  # norms of any library; others norm other dimensions, or do more
 
 
 def _multiplies(layer: nn.Module) -> bool:

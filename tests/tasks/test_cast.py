@@ -97,7 +97,7 @@ def test_the_weight_of_an_embedding_enters_products_of_the_networks_own_in_16_bi
         assert output.dtype is torch.bfloat16
         output.float().sum().backward()
     assert own["embedding.weight"].grad.dtype is torch.float32
-    assert own["embedding.weight"].grad[7:].any()  # of rows that the head alone takes
+    assert own["embedding.weight"].grad[7:].any()  # rows that the head alone takes
     assert torch.equal(own["embedding.weight"].grad, dict(copied.named_parameters())["embedding.weight"].grad)
 
 

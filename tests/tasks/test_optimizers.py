@@ -235,7 +235,7 @@ def test_a_step_that_a_scaler_skips_is_no_update(optimizer):
         p = torch.nn.Parameter(torch.ones(50))
         torchs, replay = optimizer.make([p], fused), optimizer.replay()
         scaler = torch.amp.GradScaler("cpu")
-        scaler.scale(torch.zeros(()))  # which makes its state
+        scaler.scale(torch.zeros(()))  # the call makes its state
         for value in (math.inf, 1.0, math.nan, 2.0):
             before = p.detach().clone()
             p.grad = torch.full_like(p, value * scaler.get_scale())

@@ -1,4 +1,4 @@
-"""Networks and data of a user's package, by their dotted names, and those that cannot be compared."""
+"""Networks and data of a user's package, by their dotted names, and networks that cannot be compared."""
 
 import json
 

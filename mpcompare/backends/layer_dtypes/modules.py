@@ -32,8 +32,8 @@ class LayerDtypesMode(TorchDispatchMode):
     def __enter__(self) -> "LayerDtypesMode":
         self.handles = []
         for name, module in self.modules:
-            # Before a backend's own hooks, and after them: casts there are part of the layer. Also after an exception,
-            # by which a checkpoint ends what it computes again.
+            # Before a backend's own hooks, and after them: casts there are part of the layer. Also after an exception:
+            # a checkpoint ends its second computation by one.
             called = module.register_forward_pre_hook(partial(self._called, name), prepend=True, with_kwargs=True)
             self.handles += [called, module.register_forward_hook(partial(self._returned, name), always_call=True)]
         super().__enter__()

@@ -185,7 +185,7 @@ class KerasRow:
 
     def load_state_dict(self, state: State) -> None:
         kept = dict(state["optimizer"])
-        if isinstance(self.task.optimizer, Sgd) and "momentum_buffer" in kept:  # of another backend
+        if isinstance(self.task.optimizer, Sgd) and "momentum_buffer" in kept:  # the state comes from another backend
             lr = self.task.optimizer.lr
             kept["keras_momentum"] = {name: -lr * v for name, v in kept["momentum_buffer"].items()}
         copy_into(self.master_params(), state["params"])

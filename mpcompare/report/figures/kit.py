@@ -20,7 +20,7 @@ MARKERS = "os^DvP"  # six marks for seven colours
 # Text on light and on dark colours. They are no greys: the page turns greys over in the dark.
 ON_LIGHT, ON_DARK = "#101011", "#fffffe"
 WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
-MANY = 8  # of more runs each has less room
+MANY = 8  # runs; if there are more, each has less room
 Fill = Callable[[Axes, Sequence[Entry]], None]
 T = TypeVar("T")
 logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its first run announces a font cache
@@ -112,7 +112,7 @@ def at_the_top(axes: Axes, x: np.ndarray, colour: str, height: float) -> None:
 
 
 def positive(values: Iterable[float]) -> np.ndarray:
-    """Returns the values that a log axis can show: those that are finite and above 0."""
+    """Returns the values that a log axis can show: finite values above 0."""
     array = np.array(list(values), dtype=float)
     return array[np.isfinite(array) & (array > 0)]
 

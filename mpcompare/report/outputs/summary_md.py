@@ -12,11 +12,11 @@ from mpcompare.report.comparison import Comparison, Row
 from mpcompare.report.contents import Report
 from mpcompare.verdict.judge.word import Word
 
-LINES = 40  # of the file at most
+LINES = 40  # lines of the file at most
 ANSWERS, VERDICTS, MEASURED = 6, 12, 8  # lines at most; the table takes the others
 FIXED = 7  # the heading, the head of the table and its rule, and four blank lines
 REASON = 4000  # characters of a reason, which is kept whole
-# Backslashes keep these from being markup. An underscore within a word is none.
+# Backslashes keep these characters from being markup. An underscore within a word is no markup.
 MARKUP = re.compile(r"[\\`*\[\]|~$#]|(?<![^\W_])_|_(?![^\W_])")
 
 

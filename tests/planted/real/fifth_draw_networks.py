@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mpcompare.tasks.text import Block, CausalAttention, CharGpt
 
-SHAPE = (VOCABULARY, 24, 32, 4, 2)  # of the small GPTs
+SHAPE = (VOCABULARY, 24, 32, 4, 2)  # the arguments of the small GPTs
 
 
 class Gated(nn.Module):

@@ -129,7 +129,7 @@ class OldRatesInTheMomentum(OwnSgd):
     """Momentum adds up steps, ``v = momentum v + lr g``, so that it goes on with the rates of earlier steps when the
     schedule has changed the rate. The momentum that is shown is v over the rate of its step."""
 
-    rate: float | None = None  # of the step before
+    rate: float | None = None  # the learning rate of the step before
 
     def step(self, lr: float | Tensor) -> None:
         super().step(lr)

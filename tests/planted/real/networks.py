@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mpcompare.tasks.data import Dataset
 
-VOCABULARY = 96  # of which the data use the first 64: the other rows of an embedding have no gradient
+VOCABULARY = 96  # ids; the data use the first 64: the other rows of an embedding have no gradient
 
 
 def tokens(samples: int, length: int) -> Dataset:

@@ -20,7 +20,7 @@ from mpcompare.tasks.schedules import Cosine, Warmup
 from mpcompare.tasks.task import Task
 from mpcompare.tasks.text import CharGpt
 
-SHAPE = (VOCABULARY, 24, 32, 4, 2)  # of the small GPT
+SHAPE = (VOCABULARY, 24, 32, 4, 2)  # the arguments of the small GPT
 
 
 class QuickGelu(nn.Module):

@@ -7,7 +7,7 @@ from support.records import write_run
 from mpcompare.report.report import report
 
 
-@pytest.mark.usefixtures("undrawn")  # of the page
+@pytest.mark.usefixtures("undrawn")  # the page draws no figures
 @pytest.mark.parametrize(
     ("n", "shape"), [(1, (1, 1)), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(4, (2, 2)), (7, (3, 3))])]
 )

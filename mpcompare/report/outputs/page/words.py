@@ -30,7 +30,7 @@ class VerdictWords:
 
     @property
     def advice(self) -> Markup:
-        """What the cause means and what to do, as HTML; empty where nothing differs."""
+        """The meaning of the cause and the advice, as HTML; empty where nothing differs."""
         return advice(self.cause)
 
 

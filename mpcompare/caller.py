@@ -21,8 +21,8 @@ class UnknownError(InputError, AttributeError):
 
 
 def save(objects: Mapping[str, Any], path: Path) -> None:
-    """Writes objects, each under its name in this module. Raises what ``pickle`` raises of an object that cannot be
-    saved, such as one that holds an open file."""
+    """Writes objects, each under its name in this module. Raises the errors of ``pickle`` where an object cannot be
+    saved, such as an object with an open file."""
     import cloudpickle  # here: a command needs none
 
     path.write_bytes(cloudpickle.dumps(dict(objects)))

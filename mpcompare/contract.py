@@ -107,18 +107,18 @@ class Backend(Protocol):
     :func:`called_module` and :func:`watched_products` ask for them.
 
         warmup_steps: an int, how many first steps of a new backend run in another way than all later ones, such as
-            those before a graph is captured. No step is timed before they and one more are over. 0 where left out.
+            steps before a graph is captured. No step is timed before they and one more are over. 0 where left out.
         workspaces(): ``{name: bytes}``, the memory apart from tensors in which its matrix products compute, as measured
             so far and without zeros. On a GPU it is part of the allocator's peak, on a CPU it lies outside of the peak.
             Empty where left out.
         promises: a :class:`mpcompare.promises.Promises`, the differences from ``amp`` that the backend declares for its
             precision and task. The verdict compares it with them, and with ``amp`` in all else. None where left out.
         called_module: the torch module that a step calls, with the names of ``model``. Hooks on its layers let the
-            verdict see what each layer is given and what it returns. None where left out, as by a step that is compiled
-            or captured, whose layers call no hooks.
-        watched_products(): where the step calls no module: a context manager that yields a
-            :class:`mpcompare.operands.Products`, which notes the products of the steps that are taken while it is
-            entered. None where left out.
+            verdict see the inputs and outputs of each layer. None where left out. A compiled or captured step leaves it
+            out, because its layers call no hooks.
+        watched_products(): for a step that calls no module: a context manager. It yields a
+            :class:`mpcompare.operands.Products`, which notes the products of all steps within the context. None where
+            left out.
     """
 
     PRECISIONS: ClassVar[tuple[str, ...]]
@@ -168,11 +168,11 @@ class Backend(Protocol):
 
         Returns:
             ``{layer: row}`` in the order in which the layers are called, each under its name in the module, and a row
-            ``(loss)``; empty where the step cannot be looked into. In a row, ``kind`` is the module's class. All else
-            are dtypes, ``+`` between several, ``-`` where there is none: ``master`` of the weight that the optimizer
-            updates, ``weight`` of the one that the layer holds, ``input`` and ``output`` of the layer, ``computes`` and
-            ``backward`` of its arithmetic in forward and in backward, ``gradient`` of the loss's gradient with respect
-            to ``output``.
+            ``(loss)``; empty where the step cannot be looked into. In a row, ``kind`` is the module's class. All other
+            cells are dtypes, ``+`` between several, ``-`` where there is none. ``master`` is the dtype of the weight
+            that the optimizer updates, ``weight`` of the layer's own weight, ``input`` and ``output`` of the layer's
+            tensors. ``computes`` and ``backward`` are the dtypes of its arithmetic in forward and in backward.
+            ``gradient`` is the dtype of the loss's gradient with respect to ``output``.
         """
 
     def state_dict(self) -> State:

@@ -8,7 +8,7 @@ import wrong_user as user
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong input: what is added to a command that works, and how the line begins that it must print."""
+    """A wrong input: overrides for a command that works without them, and the beginning of the line of its error."""
 
     overrides: tuple[str, ...]
     said: str

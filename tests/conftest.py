@@ -29,7 +29,7 @@ hypothesis.settings.load_profile("mpcompare")
 # Small tests, and the processes that they start, are quickest on one thread: two wait for each other in every small
 # step, and for long if other programs compute too.
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
-# A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C, which tests send.
+# A shell that starts the tests in the background lets them and their children ignore Ctrl-C. But tests send Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -48,8 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Takes what was imported out of the garbage collector's sight: else every measurement of memory, which collects
-    garbage first, and every watch, which looks through all objects, would walk half a million of them."""
+    """Hides imported objects from the garbage collector. Else every measurement of memory would walk half a million
+    objects, because it collects garbage first. So would every watch, which looks through all objects."""
     gc.collect()
     gc.freeze()
 

@@ -181,8 +181,8 @@ def correct(
 
 
 def real(table: str) -> bool:
-    """Prints a row for each bug of another library, and keeps them as a table if that has a name: one that begins with
-    the name of a later draw is of that draw. Returns whether no correct run is accused."""
+    """Prints a row for each bug of another library, and keeps the rows as a table if it has a name. A table is of a
+    later draw if its name begins with the draw's name. Returns whether no correct run is accused."""
     rows, at = [], real_table.commit()
     name = next((name for name in LATER_DRAWS if table.startswith(name)), "")
     for bug in later_draw(name) if name else real_bugs(*THEMES, CORRECT):

@@ -58,7 +58,7 @@ def run_command(overrides: Sequence[str], objects: Path) -> None:
 
 def _environment(objects: Path) -> dict[str, str]:
     """Returns the environment, with the caller's ``sys.path``, and without the wish for colours that a notebook has
-    set: what is shown here are lines."""
+    set: plain lines are shown here."""
     path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
     kept = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "TTY_COMPATIBLE")}
     return {**kept, "PYTHONPATH": path, caller.FILE: str(objects)}

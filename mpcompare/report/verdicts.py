@@ -23,8 +23,8 @@ COLOURS = {"same": "#00664b", "differs": "#a83a00", "near": "#7a5200", "other": 
 def judge_all(comparison: Comparison) -> dict[str, Verdict]:
     """Returns the verdict on every finished run of a comparison, by the name of its folder.
 
-    The reference of a run is the baseline in the same precision. Where there is none, it is the backend of torch that
-    has the precision's name, ``fp32`` or ``tf32``, and else the first run in that precision.
+    The reference of a run is the baseline in the same precision. Without such a baseline it is torch's backend with the
+    precision's name, ``fp32`` or ``tf32``, and else the first run in the precision.
     """
     finished = [entry for entry in comparison.entries if entry.ok]
     return {entry.run.name: _judged(entry.run, _reference(entry, finished)) for entry in finished}

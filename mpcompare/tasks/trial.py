@@ -17,8 +17,8 @@ from mpcompare.tasks.task import Task
 
 def try_out(model: nn.Module, task: Task, x: Batch, y: Batch, data: str, y_test: Batch | None = None) -> None:
     """Calls a copy of the network and the loss on a few samples, so that a task that cannot work fails before training.
-    Raises InputError where the batch is larger than the data, the network cannot be called with it, the loss is no
-    scalar or has no gradient, the output is random in a way that nobody could repeat, or random in evaluation mode.
+    Raises InputError where the batch is larger than the data, the network cannot be called with it, or the loss is no
+    scalar or has no gradient. So it does where nobody could repeat the output, or it is random in evaluation mode.
 
     Args:
         x, y: all training samples of the data set named ``data``.

@@ -145,7 +145,7 @@ def test_showing_dtypes_changes_no_bit():
 
 
 class Shared(nn.Module):
-    """A layer that is called twice, a relu that overwrites its input, and one in which no gradient arrives."""
+    """A layer that is called twice, a relu that overwrites its input, and a layer in which no gradient arrives."""
 
     def __init__(self):
         super().__init__()

@@ -30,7 +30,7 @@ MASKED = Family("masked", make, steps=12, precisions=BF16)
 
 @MASKED.plants("accumulation")
 class MeanOfMeans(Amp):
-    """The loss of each micro-batch is divided by their number, whatever the number of its labels
+    """The loss of each micro-batch is divided by the number of micro-batches, whatever the number of its labels
     (transformers#34191)."""
 
     def backward(self) -> None:

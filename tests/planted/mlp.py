@@ -1,6 +1,6 @@
 """Planted bugs in the training of an MLP.
 
-Some show only in a precision, in a shape or with a loss scale of one kind: those say where.
+Some bugs show only in a precision, in a shape or with a loss scale of one kind: these bugs say where.
 """
 
 from typing import Any
@@ -40,8 +40,8 @@ MLP = Family("mlp", make, steps=20)
 
 @MLP.plants("loss", task={"hidden": [32, 32, 32]})
 class SoftmaxIn16Bits(Scratch):
-    """In a deep network the first logits of all rows are alike, and the errors of their losses, too: the mean of errors
-    that differ may be right by luck."""
+    """In a deep network the first logits of all rows are alike, and so are the errors of their losses. The mean of
+    unlike errors may be right by luck."""
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, loss_scale)
@@ -67,7 +67,7 @@ class LossIn16Bits(Scratch):
 
 @MLP.plants("loss", precisions=FP16)
 class LabelSmoothed(Scratch):
-    """Labels are smoothed by 1e-3. In bf16, where a rounding is four times that, it goes unnoticed."""
+    """Labels are smoothed by 1e-3. In bf16 a rounding is four times as large, and the bug goes unnoticed."""
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, loss_scale)
@@ -151,7 +151,7 @@ class WeightGradientTransposed(Scratch):
 
 @MLP.plants("products")
 class AccumulateIn16Bits(Scratch):
-    """Sums of 16 products are fp32, and the sum of those has 16 bits."""
+    """Sums of 16 products are fp32, and the sum of these sums has 16 bits."""
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, loss_scale)
@@ -170,7 +170,7 @@ class AccumulateIn16Bits(Scratch):
 
 @MLP.plants("later steps", precisions=BF16)
 class GradientsPileUp(Amp):
-    """zero_grad() is forgotten. With GradScaler it goes unnoticed: what piles up is divided by the scale once more."""
+    """zero_grad() is forgotten. With GradScaler it goes unnoticed: old gradients are divided by the scale once more."""
 
     def update(self) -> None:
         self.scaler.update(self.static_scale)

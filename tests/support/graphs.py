@@ -53,7 +53,7 @@ class Recorder(TorchDispatchMode):
         if any(not isinstance(leaf, Tensor) and leaf is not None for leaf in tree_leaves(results)):
             raise RuntimeError(f"{op} gives the host a value: a graph cannot be captured")
         taken = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
-        # None: a view of what it was given, or that itself, which holds the right values already.
+        # None: the result is an argument or a view of one, and holds the right values already.
         own = [None if r.untyped_storage().data_ptr() in taken else r for r in _tensors(results)]
         self.calls.append((op, args, kwargs, own))
         return results

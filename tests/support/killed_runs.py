@@ -151,5 +151,5 @@ def main(folder: Path, kills: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     gc.collect()
-    gc.freeze()  # what is imported; each run collects garbage, and walks through the rest only
+    gc.freeze()  # imported objects; each run collects garbage, and walks through the other objects only
     main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -3,7 +3,7 @@
 python killed_saves.py FOLDER 1,2 3       step 3 after 1 and 2, killed at each call of the system that Python sees
 python killed_saves.py FOLDER sometime    one step after the other, killed at 20 random moments
 
-It stops with an AssertionError where what is left is not what a killed save may leave.
+It stops with an AssertionError where a killed save has left something else than it may leave.
 """
 
 import os

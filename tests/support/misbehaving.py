@@ -26,7 +26,7 @@ class Killed(Fp32):
 
 
 class HasChildren(Fp32):
-    """``fp32`` that starts a program in a session of its own, which nobody waits for."""
+    """``fp32`` that starts a program in a session of its own. Nobody waits for the program."""
 
     def forward(self, x, y):
         if not hasattr(HasChildren, "child"):

@@ -1,4 +1,4 @@
-"""Mutations of a correct step in any network: which of them does the forced replay see, and does it name the layer?"""
+"""Mutations of a correct step in any network. Which does the forced replay see, and does it name the layer?"""
 
 import math
 import random
@@ -147,7 +147,7 @@ class Mutant:
 
     Attributes:
         failed: the checks that fail, in the order of a verdict.
-        effect: the largest error that it makes at any place, in units of what roundings make there.
+        effect: the largest error that it makes at any place, in units of the roundings there.
     """
 
     mutation: str
@@ -176,9 +176,9 @@ def mutated(network: Network, precision: str, most: int = PLACES, seed: int = 0)
             n for n, m in model.named_modules() if mutation.fits(m) and _seen(found, n)
         ]  # fmt: skip
         if mutation.name == "detached output":
-            places = places[:-1]  # behind the last one there would be nothing to go back from
+            places = places[:-1]  # behind the last place backward would have nothing to begin with
         if mutation.name == "dropped input gradient":
-            places = places[1:]  # the input of the first one needs none
+            places = places[1:]  # the input of the first place needs no gradient
         for place in chosen.sample(places, min(most, len(places))):
             make = lambda *args, m=mutation, p=place: Mutated(*args, mutation=m, place=p)  # noqa: E731
             run = layers_of(subject_of(network, precision, make), mutation.name)

@@ -17,7 +17,7 @@ LAYERS = ["layer1", "layer2", "layer3"]
 
 
 def shows_its_products(backend_class: Any, rectified: bool) -> None:
-    """Asserts that a step in fp16 computes the same bits if it is watched, and that what is shown makes its gradients.
+    """Asserts that a watched step in fp16 computes the same bits, and that the shown operands make its gradients.
 
     Args:
         rectified: whether the outputs of hidden layers are shown behind relu.

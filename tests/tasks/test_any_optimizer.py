@@ -75,7 +75,7 @@ class CountsInItsGroup(torch.optim.SGD):
 
 
 class OnlyCounts(torch.optim.Optimizer):
-    """A rate that falls like the root of the count, which is all that is remembered."""
+    """A rate that falls like the root of the count. The optimizer remembers nothing but the count."""
 
     def __init__(self, params, lr=1e-2, weight_decay=0.0):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})

@@ -279,7 +279,7 @@ class NoMasterWeights(Amp):
 
 
 def one_precision(backend):
-    """Returns bf16 where the backend has it, and None, all that it has, where fp16 is what is asked about."""
+    """Returns bf16 where the backend has it; None, for all precisions, where the question is about fp16."""
     has_it = "bf16" in getattr(backend, "PRECISIONS", ()) and backend not in (RefusesEveryScale, ForgetsGrowth)
     return "bf16" if has_it else None
 

@@ -33,7 +33,7 @@ def source(run: Judged) -> str:
 def share(counts: Sequence[int], low: float, high: float) -> float:
     """Returns the share of the nonzero values that lies in ``[2^low, 2^high)``; NaN if all are 0.
 
-    Limits that are no integers, of a loss scale that is no power of two, take in the bins whose middle they do.
+    Limits are no integers if a loss scale is no power of two. A bin is then within the limits if its middle is.
     """
     values = np.array(counts[1:], dtype=float)
     middle = EXPONENTS + 0.5

@@ -18,7 +18,7 @@ LARGEST = torch.finfo(torch.float32).max ** 0.5  # 1.8e19: the square of a gradi
 
 def load(function: Callable[[int], Any], seed: int) -> Dataset:
     """Returns the data set of a function of the seed. Raises InputError where the function does not take the seed
-    alone, raises, which the message says where, ends the program, or returns something else."""
+    alone, raises an error (the message says where), ends the program, or returns something else."""
     name = str(getattr(getattr(function, "func", function), "__name__", "function"))
     if fault := fault_of_call(function, seed):
         raise InputError("data._target_", name, f"expected a function that can be called with the seed ({fault})")

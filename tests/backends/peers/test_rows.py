@@ -146,7 +146,7 @@ def test_stochastic_rounding():
 
 
 class AfterOthers(AmpFused):
-    """Fused momentum that is made where other tensors have lain, as it is in a program that does more than one step."""
+    """Fused momentum in memory where other tensors have lain, as in a program that does more than one step."""
 
     def step(self, lr):
         freed = [torch.full_like(p, 1e3) for p in self.model.parameters()]

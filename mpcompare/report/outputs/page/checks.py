@@ -24,7 +24,7 @@ class Bar:
 
     @cached_property
     def ratio(self) -> float:
-        """The value over its limit: 0 where both are 0, inf where the limit alone is, NaN where one is."""
+        """The value over its limit: 0 where both are 0, inf where only the limit is 0, NaN where one is NaN."""
         value, limit = self.check.value, self.check.limit
         if limit == math.inf and self.check.passed:
             return 0.0

@@ -20,7 +20,7 @@ def read_bytes(path: Path) -> bytes:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no regular file, such as a pipe, in which one would wait for ever; or larger than ``LARGEST``.
+        ValueError: it is no regular file (a read from a pipe may wait for ever), or larger than ``LARGEST``.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):

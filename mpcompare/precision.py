@@ -23,7 +23,7 @@ class Format:
     name: str
     exponent_bits: int
     mantissa_bits: int  # the stored ones, without the leading 1
-    bytes: int  # the size of a number in memory. A TF32 number is an fp32 one whose last 13 bits a product ignores
+    bytes: int  # the size of a number in memory. TF32 is fp32 in memory: a product ignores its last 13 bits
 
     @property
     def unit_roundoff(self) -> float:

@@ -127,7 +127,7 @@ def _images(side: int, samples: int, of: torch.Generator) -> tuple[Tensor, Tenso
 
 
 def _text(name: str, samples: int, of: torch.Generator) -> dict[str, Tensor]:
-    """Returns ids ``[n, 16]``, each mostly five times the one before plus 1, of which some rows end in padding."""
+    """Returns ids ``[n, 16]``. Mostly an id is five times the id before it plus 1. Some rows end in padding."""
     found = [torch.randint(1, VOCABULARY, (samples,), generator=of)]
     for _ in range(LENGTH - 1):
         found.append(1 + (5 * found[-1] + torch.randint(3, (samples,), generator=of)) % (VOCABULARY - 1))

@@ -1,7 +1,7 @@
 """deepspeed's FP16_UnfusedOptimizer has counted one update of AdamW before the first one is taken.
 
 ``initialize_optimizer_states`` lets the optimizer make its state by a step with gradients of 0, which counts. So the
-bias correction of the first update is that of the second, and the update is 0.74 times what it should be.
+first update has the bias correction of the second, and the update is 0.74 times what it should be.
 """
 
 import deepspeed

@@ -23,8 +23,8 @@ EXPECTED = f"expected one of {', '.join(WORDS)}, a class of torch.optim, or a fu
 
 
 def read(optimizer: Any, model: Any, objects: Objects) -> tuple[str, Mapping[str, Any]]:
-    """Returns the word of an optimizer, and its values. Raises InputError where it is none of them, or one whose
-    updates cannot be replayed.
+    """Returns the word of an optimizer, and its values. Raises InputError where it is no optimizer, or its updates
+    cannot be replayed.
 
     Args:
         optimizer: a word, a class like the classes of ``torch.optim``, an optimizer, or a function of the parameters

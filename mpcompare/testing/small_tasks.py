@@ -43,7 +43,7 @@ def _cnn() -> nn.Module:
 
 
 def _tokens(samples: int) -> Dataset:
-    """Makes ids ``[samples, 8]`` below 16, of which each is mostly three times the one before it plus 1."""
+    """Makes ids ``[samples, 8]`` below 16. Mostly an id is three times the id before it plus 1."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randint(16, (samples, 9), generator=generator)
     noise *= torch.rand(samples, 9, generator=generator) < 0.2

@@ -92,7 +92,7 @@ def test_the_graph_is_the_eager_step_bit_for_bit(device, eager, graphed, loss, m
     task = make_task(loss=loss, momentum=momentum)
     model = task.new_model(0, device)
     scaled = not isinstance(policy, NoLossScale)
-    # One overflow in the warm-up and two in the graph, of which one is followed by good steps until the scale grows.
+    # One overflow in the warm-up and two in the graph. After one of these the steps are good until the scale grows.
     infinite = (1, 6, 13) if scaled else ()
     seen = [
         list(trajectory(backend(model, task, "fp16", policy_of(policy)), stream(task, device, 16, infinite)))

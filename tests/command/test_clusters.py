@@ -131,7 +131,7 @@ def test_the_array_of_a_plan_runs_in_slurm(cli, tmp_path, in_slurm):
 
 
 class Driver:
-    """The driver of a sweep of two races in SLURM, of which the first trains for ``steps`` steps."""
+    """The driver of a sweep of two races in SLURM. The first race trains for ``steps`` steps."""
 
     def __init__(self, folder, steps, *more):
         """Starts it."""

@@ -10,7 +10,7 @@ PLAN = {"train_steps": 10, "timing_s": 20, "block_s": 0.5, "inference_s": 2}
 
 @pytest.fixture
 def two():
-    """Returns the timetable of two entrants, of which the second trains again twice."""
+    """Returns the timetable of two entrants. The second entrant trains again twice."""
     return Timetable({"a": stages(noise_runs=0, **PLAN), "b": stages(noise_runs=2, **PLAN)}, began=0.0)
 
 

@@ -1,4 +1,4 @@
-"""Reports on records of which one is damaged, or was written by a stranger: all others have their rows."""
+"""Reports with a damaged record, or with a stranger's record: all other records have their rows."""
 
 import json
 import os

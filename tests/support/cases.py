@@ -241,7 +241,7 @@ def groups_case(seed: int, precision: str) -> Case:
 
 
 def branches_case(seed: int, precision: str) -> Case:
-    """Draws a network of which each batch, or micro-batch, uses one branch, and a recipe for it."""
+    """Draws a network with branches, and a recipe for it. Each batch, or micro-batch, uses one branch."""
     case, draw = recipe_case(seed, precision), random.Random(seed)
     inputs, outputs, heads = draw.choice([5, 32]), draw.choice([2, 10]), draw.choice([2, 3])
     task = replace(

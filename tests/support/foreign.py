@@ -80,7 +80,7 @@ def vectors(samples: int) -> Dataset:
 
 
 def ids(samples: int, length: int = 24) -> Dataset:
-    """Returns ids ``[samples, length]`` of which each is mostly five times the one before it plus 1, and the next."""
+    """Returns ids ``[samples, length]``, and the next ids. Mostly an id is five times the id before it plus 1."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randint(VOCABULARY, (samples, length), generator=generator)
     noise *= torch.rand(samples, length, generator=generator) < 0.2
@@ -220,7 +220,7 @@ RESNET18 = partial(of_timm, "resnet18", channels=(8, 16, 32, 48), num_classes=10
 
 
 def frozen_body() -> nn.Module:
-    """Returns a resnet18 of which only the last block and the head are trained."""
+    """Returns a resnet18. Only its last block and its head are trained."""
     network = RESNET18()
     for name, p in network.named_parameters():
         p.requires_grad = name.startswith(("layer4.1", "fc"))

@@ -35,11 +35,11 @@ def write_run(
     status: str = "ok",
     **more: Any,
 ) -> None:
-    """Writes the record of a run, of which the second step is skipped.
+    """Writes the record of a run. Its second step is skipped.
 
     Args:
         folder: the run's folder; it must not exist.
-        losses: the loss of each step, of which the first is a warm-up.
+        losses: the loss of each step; the first step is a warm-up.
         step_ms: milliseconds a step.
         status: ``ok``, ``failed``, or ``running``: the status that a run leaves if it is killed.
         more: entries that differ from the usual ones, by the names that :func:`_config`, :func:`_write_blocks` and

@@ -16,7 +16,7 @@ BATCH, SAMPLES = 16, 128
 
 
 class TwoInputs(nn.Module):
-    """Numbers, and ids of which some are padding, in a tuple."""
+    """A tuple of numbers and ids; some ids are padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Tagger(nn.Module):
 
 
 class OfTags:
-    """The mean over the labels that are not -100, of which each micro-batch has another number."""
+    """The mean over the labels that are not -100. Each micro-batch has another number of such labels."""
 
     def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
         tags = output["tags"].float().flatten(0, 1)

@@ -42,7 +42,7 @@ def settings(optimizer):
 
 
 def gradients(weight, weight_decay, step):
-    """Returns gradients of many magnitudes, of which some are 0 and some cancel the decay."""
+    """Returns gradients of many magnitudes. Some are 0, and some cancel the decay."""
     grad = SCALES[step] * torch.randn_like(weight)
     grad[::5] *= 10 ** torch.empty_like(grad[::5]).uniform_(-30, 2)
     grad[1::5] = -weight_decay * weight[1::5] * (1 + 1e-5 * torch.randn_like(weight[1::5]))

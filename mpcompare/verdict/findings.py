@@ -53,7 +53,7 @@ Counts = dict[str, dict[str, list[int]]]  # by group (activations, ...) and tens
 class Findings:
     """Everything that examining one backend found.
 
-    What a check's own file describes is the field of the check's name: None where there was nothing to look at.
+    A field has the name of the check whose file describes it. It is None where there was nothing to look at.
     """
 
     precision: str  # in which the backend was asked to compute
@@ -62,7 +62,7 @@ class Findings:
     layers: dict[str, Layer]  # the owner of each parameter and buffer
     first: Drive  # from the initial weights
     last: Gradients  # the step after training, compared with a new backend with the same weights
-    # the error that one rounding of each result of the whole network makes in gradients and buffers of the first step;
+    # for gradients and buffers of the first step the error that one rounding of each result of the whole network makes;
     # empty where a forced replay sees each layer by itself
     rounding: RoundingErrors = field(default_factory=dict)
     overflow: Drive | None = None  # with a loss scale that is too large; None without loss scaling
@@ -81,7 +81,7 @@ class Findings:
     loss_scale: WrongScale | None = None
     # the change of each parameter over training, as a sketch
     moved: dict[str, list[float]] = field(default_factory=dict)
-    buffers: Buffers = field(default_factory=dict)  # those that training moved, as it left them
+    buffers: Buffers = field(default_factory=dict)  # the buffers that training moved, as training left them
     # the buffers after the step that follows, compared with the buffers of a new backend that takes this step, too
     last_buffers: Errors = field(default_factory=dict)
     held_out: HeldOut | None = None
@@ -93,7 +93,7 @@ class Findings:
     # ``network``, ``batch`` and ``torch``, as far as the backend changed them; None where nobody looked
     lent: list[str] | None = None
     promises: Promises = field(default_factory=Promises)  # the differences from ``amp`` that the backend declares
-    # by name of a pass the error that it stopped with, in a line; what it would have found is empty
+    # by name of a pass the error that it stopped with, in a line; the findings of such a pass are empty
     stopped: dict[str, str] = field(default_factory=dict)
     # why the steps cannot be replayed layer by layer, though the backend shows its layers; empty where they can
     hidden: str = ""
@@ -109,10 +109,10 @@ _converter = cattrs.Converter(omit_if_default=True, detailed_validation=False)
 
 
 def to_document(findings: Findings) -> dict[str, Any]:
-    """The findings as plain values, which JSON can hold but for inf and NaN."""
+    """Returns the findings as plain values, which JSON can hold, except for inf and NaN."""
     return _converter.unstructure(findings)
 
 
 def from_document(document: dict[str, Any]) -> Findings:
-    """The inverse of :func:`to_document`. Raises ValueError, TypeError or KeyError where it is no such document."""
+    """The inverse of :func:`to_document`. Raises ValueError, TypeError or KeyError for any other document."""
     return _converter.structure(document, Findings)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-SKETCHED = 1.05  # distances of sketches are those of tensors within 5 %
+SKETCHED = 1.05  # the distance of two sketches is the distance of their tensors, within 5 %
 
 
 @dataclass(frozen=True)
@@ -12,24 +12,24 @@ class MicroBatches:
 
     counts: list[float]  # a number for each micro-batch, 1 if the gradients are right
     rest: float  # the norm of the part of the gradients that no counts explain, within 5 %
-    # singular value of the micro-batches' gradients: an error e of the gradients is one of at most ``e / smallest`` in
-    # the counts
+    # smallest singular value of the micro-batches' gradients: an error ``e`` of the gradients makes an error of at most
+    # ``e / smallest`` in the counts
     smallest: float
     weights: list[float]  # parts of the loss, times their number: 1 unless labels are counted
 
 
 def wrong_sum(batches: MicroBatches, limit: float) -> str:
-    """Returns a sentence that says how often the micro-batches count; empty where nothing tells that they do not count
-    alike, and they do not count as often as a known mistake makes them.
+    """Returns a sentence that says how often the micro-batches count. The sentence is empty if all of them may count
+    alike, and no known mistake makes them count so often.
 
     Args:
-        limit: that of the error of all gradients together. A remainder as large is no reason to doubt the counts, and
-            an error of the gradients as large is one of ``limit / smallest`` in them.
+        limit: the limit of the error of all gradients together. A remainder of this size is no reason to doubt the
+            counts. An error of this size in the gradients makes an error of ``limit / smallest`` in the counts.
     """
     counts, every = batches.counts, len(batches.counts)
     error = SKETCHED * limit / batches.smallest if batches.smallest else math.inf
     mean = sum(counts) / every
-    scale = max(1.0, abs(mean))  # of gradients that are scaled, errors are, too
+    scale = max(1.0, abs(mean))  # errors are scaled with their gradients
     if not (math.isfinite(mean) and batches.rest <= SKETCHED * scale * limit):
         return ""
     alike = [1 / weight if weight else math.nan for weight in batches.weights]

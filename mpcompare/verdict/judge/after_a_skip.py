@@ -1,6 +1,6 @@
 """Are gradients right after a skipped step?
 
-- *Value.* Gradients of the first good step after a skipped one, compared with those of a new backend at the same
+- *Value.* Gradients of the first good step after a skipped one, compared with a new backend's gradients at the same
   weights and scale.
 - *Limit.* As `later steps`.
 """

@@ -22,11 +22,11 @@ class Buffer:
     """A buffer that training has moved."""
 
     dtype: str  # the format in which the backend shows it
-    should_dtype: str  # and that of the network
+    should_dtype: str  # the format that the network keeps it in
     sketch: list[float]  # of its numbers
     whole: str = ""  # a whole number, or a fingerprint of several; empty where the network has other numbers
     elements: int = 0  # how many of its numbers are not 0
-    short: float = 0.0  # the share of these that have no more digits than a 16-bit format
+    short: float = 0.0  # of the numbers that are not 0, the share that have no more digits than a 16-bit format
 
 
 Buffers = dict[str, Buffer]
@@ -54,7 +54,7 @@ def cause_of(case: Case, name: str) -> str:
 
 
 def _formats(case: Case) -> Checks:
-    """Yields a check of each buffer that training moves. Those that stay what they are may be kept in any format that
+    """Yields a check of each buffer that training moves. Buffers that never change may be kept in any format that
     holds their values, which the first step shows."""
     if stored_coarsely(case.run):
         return

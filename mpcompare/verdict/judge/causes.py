@@ -27,7 +27,7 @@ class TensorError:
 
     of: GradientError | None
     limit: float
-    # that of the part of the error along the gradient, relative to it; None where it is not known
+    # the limit of the part of the error along the gradient, relative to the gradient; None where it is not known
     signed_limit: float | None = None
 
     @property
@@ -56,7 +56,7 @@ class TensorError:
 
 @dataclass(frozen=True)
 class Pass:
-    """A step whose gradients are judged, beside that of the reference."""
+    """A step whose gradients are judged, and the step of the reference."""
 
     own: Gradients
     reference: Gradients
@@ -72,12 +72,12 @@ class Symptoms:
 
     run: Examined  # the run that has these gradients
     errors: Mapping[str, TensorError]  # by tensor; at least one failed
-    step: Pass  # the step of the run, and that of its reference
+    step: Pass  # the step of the run, and the step of its reference
     loss_is_right: bool  # whether the loss of the pass is within its limit
 
     @property
     def drive(self) -> Drive:
-        """The driven backend of the pass, or else of the first one, which had a like loss scale."""
+        """The driven backend of the pass, or else of the first pass, which had a similar loss scale."""
         return self.step.drive or self.run.findings.first
 
     @cached_property
@@ -102,7 +102,7 @@ class Symptoms:
 
     @cached_property
     def near(self) -> float:
-        """A factor that is no further from 1 than that is none by which anyone scales on purpose."""
+        """The largest distance from 1 of a factor by which nobody scales on purpose."""
         return math.sqrt(self.run.unit_roundoff)
 
     @cached_property
@@ -180,8 +180,8 @@ def _transposed(s: Symptoms) -> Explanation | None:
 
 
 def _underflow(s: Symptoms) -> Explanation | None:
-    """Zeros that should not be there, unless they follow from another function: what underflows is small, and makes
-    the last layer, which has no zeros, no more than a bit wrong."""
+    """Zeros that should not be there, unless another function makes them. Numbers that underflow are small, so the last
+    layer, which has no zeros, is then only a little wrong."""
     most = max(s.failed, key=lambda name: s.errors[name].zeros)
     share, small = s.errors[most].zeros, too_small(s.run, s.step)
     lost_in_last = max(s.errors[name].zeros for name in s.of_last)
@@ -192,7 +192,7 @@ def _underflow(s: Symptoms) -> Explanation | None:
 
 
 def _one_role(s: Symptoms) -> Explanation | None:
-    """Only layers of one role are wrong, or gradients that are 0 before a norm, with or without those of norms."""
+    """Only layers of one role are wrong, or gradients that are 0 before a norm, with or without norms' gradients."""
     if s.roles in ({"normalization"}, {"embedding"}):
         (only,) = s.roles
         return only, f"only gradients of {only} layers are wrong ({s.some}), {s.off}"
@@ -242,8 +242,8 @@ EXPLANATIONS: tuple[Callable[[Symptoms], Explanation | None], ...] = (
 
 
 def too_small(run: Examined, step: Pass) -> str:
-    """Returns a clause that goes on after another, if fp16 holds most of the activations' gradients with less than its
-    digits, and far fewer of the reference's, whose loss scale is larger."""
+    """Returns a clause that goes on after another, if most of the activations' gradients are too small for all digits
+    of fp16, and far fewer of the reference's are, whose loss scale is larger."""
     own, beside = step.own.subnormal, step.reference.subnormal
     if not underflows(run) or step.drive is None or own <= max(0.5, 2 * beside):
         return ""
@@ -263,7 +263,7 @@ def _factor(errors: Mapping[str, TensorError]) -> float | None:
     known = [(e.of, e) for e in errors.values() if e.of and e.of.norm]
     if not known or min(of.slope for of, _ in known) <= 0 or not any(e.failed for _, e in known):
         return None
-    best, exactly = min(known, key=lambda pair: pair[1].limit / pair[0].norm)  # its factor is known the best
+    best, exactly = min(known, key=lambda pair: pair[1].limit / pair[0].norm)  # the factor of this tensor is known best
     unknown = exactly.limit / best.norm
     alone = all(of.residual <= max(1, of.slope) * e.limit for of, e in known)
     spread = all(abs(of.slope / best.slope - 1) <= 2 * (e.limit / of.norm + unknown) + 1e-6 for of, e in known)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mpcompare.fields import ComparedRecord
 from mpcompare.precision import PRECISIONS
 
-if TYPE_CHECKING:  # what was found is of many checks, and each of them may look at all of it
+if TYPE_CHECKING:  # the findings' own files import this one
     import pandas as pd
 
     from mpcompare.verdict.findings import Findings
@@ -24,8 +24,8 @@ class Check:
     cause: str  # a word or two for what is wrong where it fails; docs/verdict.md lists them
     because: str  # the same in a sentence, with its numbers
     kind: str = ""  # one of ``kinds.KINDS``
-    tensor: str = ""  # the one that was looked at; empty where it was no single one
-    layer: str = ""  # the one at which it shows that the check fails; empty where it is no single one
+    tensor: str = ""  # the tensor that was looked at; empty where several were
+    layer: str = ""  # the layer at which the failure shows; empty where it shows at several
     detail: str = ""  # a few words that belong to the cause in a table; empty where the cause says it all
     # whether the limit bounds the roundings of each element, so that the worst of many comes near to it in correct
     # runs, too: nearness means nothing then
@@ -46,14 +46,14 @@ Checks = Iterator[Check]  # a generator yields them
 
 
 def listed(names: Iterable[str]) -> str:
-    """Returns the first two names, and the number of the others: a sentence has a point to come to."""
+    """Returns the first two names, and the number of the others, so that a sentence stays short."""
     some = list(names)
     return ", ".join(some[:2]) + (f" and {len(some) - 2} more" if len(some) > 2 else "")
 
 
 @dataclass(frozen=True)
 class Timed:
-    """The timed blocks of a run, one of them compared with the one that the examined backend takes."""
+    """The timed blocks of a run. One block is compared with the same block of the examined backend."""
 
     record: ComparedRecord  # what ``result.json`` says of them
     blocks: "pd.DataFrame"  # the rows of ``blocks.csv``
@@ -66,7 +66,7 @@ class Examined:
     name: str  # to speak of it
     precision: str  # the one asked for
     dtypes: dict[str, str]  # as observed, by ``params``, ``activations``, ``gradients``, ``loss`` and ``optimizer``
-    findings: "Findings"  # those of the examination
+    findings: "Findings"  # the findings of the examination
     steps: "pd.DataFrame"  # the rows of ``steps.csv``
     # step and fingerprint of the weights where training went on; None: it began at the beginning
     start: tuple[int, str] | None = None

@@ -17,8 +17,8 @@ ROUNDINGS = 8.0  # a norm: each square, the sums of the tensors', two roots, and
 
 
 def checks(case: Case) -> Checks:
-    """Yields checks of the norm and the factors of each clipped update. The shown gradients tell which norm, and which
-    factors, are right."""
+    """Yields checks of the norm and the factors of each clipped update. The right norm and the right factors follow
+    from the shown gradients."""
     for where, drive in case.run.findings.drives.items():
         yield from of_pass(case.run, where, drive)
 
@@ -33,8 +33,8 @@ def of_pass(run: Examined, where: str, drive: Drive) -> Checks:
 def _clip(name: str, clip: Clip, scales: Sequence[float], u: float) -> Checks:
     """Yields the checks of one update.
 
-    Where only clipped gradients can be seen, the norm before is what the backend says, and the norm after must fit to
-    it; whether it is right the gradients say, which are divided by the factor that it makes.
+    Where only clipped gradients can be seen, the norm before is what the backend says, and the norm after must fit it.
+    The gradients are divided by the factor that this norm makes, so they say whether the norm is right.
     """
     before = clip.norm if clip.should_norm is None else clip.should_norm
     error, tiny = norm_error(clip, u)
@@ -47,8 +47,8 @@ def _clip(name: str, clip: Clip, scales: Sequence[float], u: float) -> Checks:
     why = _factors(clip, scales) if clip.should_norm is not None else ""
     for tensor, e in clip.factors.items():
         because = f"clipping multiplies the gradient of {tensor} by {e.factor:.6g}, not by {factor:.6g}, in {name}{why}"
-        # The factor has the error of the norm, and is made, and multiplied with, in four more roundings; below 2^-126
-        # products may become 0.
+        # The factor has the error of the norm. Making it and multiplying by it takes four more roundings. Products
+        # below 2^-126 may become 0.
         limit = (error + tiny / before + 4 * u) * factor + math.sqrt(clip.elements) * 2.0**-126 / e.norm
         yield Check(f"clip factor in {name}", abs(e.factor - factor), limit, "clip", because, tensor=tensor)
         because = f"clipping changes the direction of the gradient of {tensor} in {name}, by {e.rest:.2g} of its norm"
@@ -60,11 +60,11 @@ def _clip(name: str, clip: Clip, scales: Sequence[float], u: float) -> Checks:
 
 
 def norm_error(clip: Clip, u: float = FP32) -> tuple[float, float]:
-    """Returns the relative error of a norm that fp32 sums, and the absolute one of squares below fp32's range, 2^-126
-    each; ``u`` is the unit roundoff of all that is stored.
+    """Returns the relative error of a norm that fp32 sums, and the absolute error of squares below fp32's range, 2^-126
+    each. ``u`` is the unit roundoff of all that is stored.
 
     All squares are positive, so the error of their sum is like the root of its length (Higham and Mary, SIAM J. Sci.
-    Comput. 41(5), 2019), whatever the order; the largest element has none.
+    Comput. 41(5), 2019), whatever the order. The largest element has no such error.
     """
     if clip.norm_type == math.inf:
         return ROUNDINGS * u, 2.0**-126
@@ -82,7 +82,7 @@ def _factors(clip: Clip, scales: Sequence[float]) -> str:
 
 
 def _known_norms(norm: float, own: list[float], scales: Sequence[float]) -> Iterator[tuple[str, list[float]]]:
-    """Yields the mistakes that are known, each with the norms by which it clips tensors of these ``own`` norms."""
+    """Yields the known mistakes, each with the norms by which it clips tensors whose norms are ``own``."""
     yield "they are not clipped", [0.0] * len(own)
     yield "each tensor by its own norm", own
     for scale in scales:
@@ -92,10 +92,10 @@ def _known_norms(norm: float, own: list[float], scales: Sequence[float]) -> Iter
 
 
 def clip_mistake(factor: float, run: Examined, drive: Drive, step: Gradients) -> str:
-    """Returns a clause, if gradients that are all ``factor`` times too large are so by clipping (1 % off at most: norms
-    are known within the rounding errors of gradients): because the norm of scaled ones was clipped, or because ones
-    that are said to be clipped, and were divided by their factor, are not; or because they are clipped to a usual norm
-    and should not be.
+    """Returns a clause, if clipping explains gradients that are all ``factor`` times too large (within 1 %: norms are
+    known within the rounding errors of gradients). Three mistakes are known: scaled gradients were clipped; gradients
+    that the backend says it clipped are not clipped; or gradients are clipped to a usual norm, and nobody asked to.
+    The clause is empty for any other factor.
 
     Args:
         drive: the pass of the run, or the first one.

@@ -20,15 +20,15 @@ class Count:
 
 
 def checks(case: Case) -> Checks:
-    """Yields the checks of the trained backend's next step. They come before those of updates, which a wrong count
-    makes wrong."""
+    """Yields the checks of the trained backend's next step. They come before the checks of updates, because a wrong
+    count makes updates wrong."""
     trained = case.run.findings.trained
     if trained is not None:
         yield from of_step(trained.counts, " after training")
 
 
 def of_step(counts: Mapping[str, Count], when: str = "") -> Checks:
-    """A count that stops makes every later bias correction that of a younger state; ``when`` is a part of the names."""
+    """A count that stops gives every later bias correction the value of an earlier step. ``when`` is in the names."""
     for name, e in counts.items():
         because = f"the optimizer counts {e.count:g} updates of {name} after update {e.should_count}"
         because += f", in {e.dtype}: its bias correction does not go on" if e.count < e.should_count else ""

@@ -23,15 +23,15 @@ class Digits:
     """The cost of a precision of 16 bits at one layer, or in the work before it."""
 
     kind: str  # the class of the layer; empty for the work before one
-    output: float = 0.0  # of its output if each operand and result is rounded once, relative to its norm
-    # the same of what its backward computes: the gradients of its parameters as one vector, and those that it passes
-    # down as another; the larger of the two. 0 for the work before a layer
+    output: float = 0.0  # error of its output if each operand and result is rounded once, relative to the output's norm
+    # the same error for backward: of the gradients of its parameters as one vector, or of the gradients that it passes
+    # down as another, the larger of the two; 0 for the work before a layer
     gradient: float = 0.0
-    terms: float = 0.0  # how many times larger what is summed is than the output; it cancels
-    gradient_terms: float = 0.0  # and than the gradient
+    terms: float = 0.0  # the norm of what is summed over the norm of the output; more than 1 where terms cancel
+    gradient_terms: float = 0.0  # the same for the gradient
     loss: float = 0.0  # the change of the loss if its output is rounded once, relative to the loss
     overflow: float = 0.0  # the share of its output, or of the gradient that arrives there, that is beyond the format
-    underflow: float = 0.0  # the share of that gradient, with the loss scale, that is below the format's normal numbers
+    underflow: float = 0.0  # the share of this gradient, with the loss scale, below the format's normal numbers
     operator: str = ""  # the first of its operators with a result beyond the format; empty where there is none
     largest: float = 0.0  # the largest number in that result, times the loss scale in backward
     in_backward: bool = False  # whether that operator is one of backward
@@ -43,7 +43,7 @@ def bound(precision: str) -> float:
 
 
 def lost(error: float, precision: str) -> float:
-    """Returns the binary digits that are lost by a relative error."""
+    """Returns the number of binary digits that a relative error costs."""
     u = PRECISIONS[precision].unit_roundoff
     return min(max(0.0, math.log2(max(error, u) / u)), -math.log2(u))
 
@@ -59,8 +59,8 @@ def hopeless(error: float, precision: str) -> bool:
 
 
 def worst_part(digits: Digits, precision: str) -> tuple[str, float, float]:
-    """Returns ``output`` or ``gradient``, the one that loses more digits, its error and its terms. One that is hopeless
-    is left out."""
+    """Returns ``output`` or ``gradient``, whichever loses more digits, and its error and its terms. A part that is
+    hopeless is left out."""
     parts = [("output", digits.output, digits.terms), ("gradient", digits.gradient, digits.gradient_terms)]
     return max((p for p in parts if not hopeless(p[1], precision)), key=lambda p: p[1], default=("output", 0.0, 0.0))
 
@@ -74,7 +74,7 @@ def advice(digits: Digits, precision: str) -> str:
 
 
 def why(digits: Digits, precision: str) -> str:
-    """Returns the reasons for :func:`advice`; or that a result is nothing but roundings in fp32, too."""
+    """Returns the reasons for :func:`advice`, and whether a result is nothing but roundings in fp32, too."""
     reasons, largest = [beyond(digits, precision)], f"{PRECISIONS[precision].storage.maximum:g}"
     if digits.overflow:
         reasons.append(f"{percent(digits.overflow)} of its output or its gradient above {largest}")
@@ -104,5 +104,5 @@ def percent(share: float) -> str:
 
 
 def _cancels(error: float, terms: float, precision: str) -> bool:
-    """Returns whether more of an error is from what a layer is given than from its own results."""
+    """Returns whether more of an error comes from a layer's operands than from its own results."""
     return PRECISIONS[precision].unit_roundoff * terms / math.sqrt(3) > error / math.sqrt(2)

@@ -17,23 +17,23 @@ class Gradients:
     micro_batches: MicroBatches | None = None  # None where the step has only one, or no gradients are shown
     of_tensors: dict[str, MicroBatches] = field(default_factory=dict)  # of each gradient by itself
     subnormal: float = 0.0  # the share of the activations' gradients, times the loss scale, below fp16's normal numbers
-    effective_precision: str | None = None  # the one that the gradients show; None where none are shown
+    effective_precision: str | None = None  # the precision that the gradients show; None where none are shown
 
 
 @dataclass(frozen=True)
 class UpdateError:
-    """The change of a tensor compared with the one that fp32 arithmetic makes of the shown gradients."""
+    """The change of a tensor compared with the change that fp32 arithmetic makes of the shown gradients."""
 
     excess: float  # the largest error over its bound
     slope: float  # the change over the right one
     lost: float  # the share of elements that should have moved and did not
-    lost_in_fp32: float  # the share of them that fp32 rounds away
+    lost_in_fp32: float  # the share of elements whose moves fp32 rounds away
     short: float  # the share of the new elements that have no more digits than the compute dtype
     # the share of elements that should have moved and did not, though the compute dtype would not round their moves
     # away
     left: float
-    # far, should_far: of weights that are kept in bf16, the number of new elements that are beyond half a gap of it
-    # from the right ones, and the number of them that rounding at random leaves there on average
+    # far, should_far: for weights that are kept in bf16, the number of new elements that are more than half a bf16 gap
+    # from the right ones, and the number of such elements that rounding at random makes on average
     far: int = 0
     should_far: float = 0.0
 
@@ -44,15 +44,15 @@ class ClipFactor:
 
     factor: float  # by least squares
     rest: float  # the norm of the rest over ``norm``
-    norm: float  # that of the gradient before clipping
+    norm: float  # the norm of the gradient before clipping
 
 
 @dataclass(frozen=True)
 class Clip:
     """The norms of one step's gradients before and after clipping, and the factor of each."""
 
-    norm: float  # that of all gradients before, as the backend says
-    norm_after: float  # that of the clipped ones
+    norm: float  # the norm of all gradients before clipping, as the backend says
+    norm_after: float  # the norm of the clipped gradients
     clip_norm: float  # as the task asks for
     norm_type: float  # as the task asks for
     elements: int  # the number of all elements
@@ -71,7 +71,7 @@ class Step:
     moved: bool  # whether a weight changed
     loss_scale: float  # as the backend says, before the step
     should_scale: float  # as the policy of the loss scale says, the backend's own where it promises one
-    asked_scale: float | None = None  # as the policy says that was asked for; None where it is the same one
+    asked_scale: float | None = None  # as the policy says that was asked for; None where both policies are the same
     moved_early: bool = False  # whether a weight changed before the gradients of all micro-batches were there
     finite_after_clip: bool = False  # whether the clipped gradients were finite
 
@@ -86,8 +86,8 @@ class NextScale:
 
 @dataclass(frozen=True)
 class KnownMistake:
-    """A known mistake that wrong updates are compared with: the cause that it would be, and the largest error, over its
-    bound, of updates made that way."""
+    """A known mistake that wrong updates are compared with: its cause, and the largest error over its bound of the
+    updates compared with updates that are made by the mistake."""
 
     cause: str
     excess: float
@@ -99,19 +99,19 @@ class Drive:
 
     steps: list[Step] = field(default_factory=list)  # in their order
     updates: list[dict[str, UpdateError]] = field(default_factory=list)  # the updates that were taken, by tensor
-    clips: list[Clip] = field(default_factory=list)  # theirs, where the task clips
+    clips: list[Clip] = field(default_factory=list)  # the clipping of these updates, where the task clips
     next_scale: NextScale | None = None  # after the last step
     finite: Gradients | None = None  # the first step of the first batch whose gradients are finite; None where none is
-    # after the first step, skipped or not, compared with the oracle's; empty where there are none
+    # the buffers after the first step, skipped or not, compared with the oracle's; empty where there are none
     buffers: Errors = field(default_factory=dict)
-    # by how updates are made, in words that go on after "made"; empty where they are right
+    # the known mistakes, by words that go on after "made"; empty where the updates are right
     known_mistakes: dict[str, KnownMistake] = field(default_factory=dict)
     # by kind of the optimizer's tensors, the share of numbers that have no more digits than a 16-bit format; empty
     # where the updates are right, unless the backend promises moments of such a format
     digits: dict[str, float] = field(default_factory=dict)
     # the kinds of the optimizer's tensors that hold another number than 0 before the first update
     early: list[str] = field(default_factory=list)
-    # of each update, whether each parameter moved that has no gradient in it; empty where all have one in every update
+    # for each update, whether each parameter without a gradient moved; empty where all have one in every update
     idle: list[dict[str, bool]] = field(default_factory=list)
 
     @property

@@ -1,6 +1,6 @@
 """Do parameters, layers, loss and optimizer have the dtypes of the precision?
 
-- *Value.* The observed dtypes of parameters, activations, gradients, loss and optimizer. Those of each layer of
+- *Value.* The observed dtypes of parameters, activations, gradients, loss and optimizer. The dtypes of each layer of
   products (linear, convolutional, recurrent), forward and backward. The precision whose oracle the gradients fit.
 - *Limit.* The dtypes that the precision promises. Where amp computes a product only in the precision, the run must,
   too. fp32 is allowed in addition, because a bias may be added in fp32. The other 16-bit format is not.
@@ -31,11 +31,11 @@ COLUMNS = {"forward": "computes", "backward": "backward"}  # of a row
 
 
 def checks(case: Case) -> Checks:
-    """Yields a check of the layers, one for each dtype, one for the precision that the gradients show, and those of
-    each layer's products and of the loss.
+    """Yields a check of the layers, one for each dtype, one for the precision that the gradients show, and the checks
+    of each layer's products and of the loss.
 
-    A network whose output is not a product's may end in another dtype than it computes in: there the reference's is as
-    good.
+    A network whose output is not a product's may end in another dtype than it computes in. There the reference's dtype
+    is right, too.
     """
     run, precision = case.run, case.run.precision
     effective = _effective(run)
@@ -59,8 +59,8 @@ def checks(case: Case) -> Checks:
 
 
 def _effective(run: Examined) -> str:
-    """Returns the precision that the gradients of the first step show. It is the one that was asked for where the
-    tensor with the largest error is not seen: such a tensor is close to another precision's by luck."""
+    """Returns the precision that the gradients of the first step show. It is the precision asked for if the tensor with
+    the largest error is not seen: such a tensor is close to another precision's by luck."""
     first, replay = run.findings.first.finite, run.findings.replays.get("first")
     if first is None or not first.effective_precision:
         return run.precision
@@ -91,7 +91,7 @@ def _products(case: Case) -> Checks:
 
 def _loss(case: Case) -> Checks:
     """Yields a check of the softmax and the loss, forward and backward: whatever the precision, no 16-bit format stands
-    there unless the reference computes in it, too. Its errors may be hidden among those of the products before it."""
+    there unless the reference computes in it, too. The errors of the products before the loss may hide its own."""
     own, right = (of.layers.get(LOSS) for of in (case.run, case.reference))
     if own is None or right is None:
         return
@@ -120,7 +120,7 @@ def _expected(case: Case, what: str) -> tuple[str, ...]:
     computed, promises = _computed(case), case.run.findings.promises
     if what == "params":
         return (promises.weights,)
-    if what == "optimizer":  # one that remembers nothing computes in the dtype of the weights
+    if what == "optimizer":  # an optimizer that remembers nothing computes in the dtype of the weights
         return tuple(dict.fromkeys((promises.moments, promises.weights)))
     if what == "activations":
         return tuple(dict.fromkeys((computed, case.reference.dtypes[what])))
@@ -130,8 +130,8 @@ def _expected(case: Case, what: str) -> tuple[str, ...]:
 
 
 def _formats(case: Case) -> list[str]:
-    """Returns the formats in which those layers compute that compute in the precision's in the reference; none where
-    either is not known."""
+    """Returns the formats of the layers that compute in the precision's format in the reference; none where the layers
+    of either are not known."""
     found: set[str] = set()
     for name, row, expected in _of_both(case):
         if _computed(case) in _formats_of(expected, "computes") and not name.startswith("("):
@@ -140,7 +140,7 @@ def _formats(case: Case) -> list[str]:
 
 
 def _of_both(case: Case) -> Iterator[tuple[str, Row, Row]]:
-    """Yields the layers that both have, each with the row of the run and that of its reference."""
+    """Yields the layers that both have, each with the row of the run and the row of its reference."""
     for name, expected in case.reference.layers.items():
         if name in case.run.layers:
             yield name, case.run.layers[name], expected

@@ -12,7 +12,7 @@ class GradientError:
     norm: float  # ``||exact||``
     largest: float  # ``max |exact|``
     slope: float  # the number that times ``exact`` is closest to g
-    residual: float  # the error that is left after that
+    residual: float  # the error that is left after the multiplication by ``slope``
     zeros: float  # the share of the ``elements`` that became 0
     elements: int  # the number of elements that are not 0 in ``exact``
     transposed: float | None = None  # the error of the transposed gradient; None unless g is square and far off
@@ -42,7 +42,7 @@ def relative_error(error: GradientError | None) -> float:
 
 @dataclass(frozen=True)
 class RoundingError:
-    """The error of a tensor that one rounding of each result makes."""
+    """The error that one rounding of each result makes in a tensor."""
 
     error: float  # root mean square of ``||g - exact||``
     dimensions: float  # the number of dimensions in which ``g - exact`` varies
@@ -50,8 +50,8 @@ class RoundingError:
     along: float  # root mean square of the part of ``g - exact`` in the direction of ``exact``
     terms: float = 0.0  # the size of what is summed, which may cancel; 0 where it is not known
     zeros: float = 0.0  # the share of the elements that become 0, as numbers do that are too small for fp16
-    # the share of the elements that are 0 in the record, and in the exact tensor no larger than a rounding in fp32 of
-    # the sums that they are
+    # the share of the elements that are 0 in the record, and whose exact value is no larger than one fp32 rounding of
+    # its sum
     cancelled: float = 0.0
 
 
@@ -65,12 +65,12 @@ class PlaceError:
 
     error: float  # ``||recorded - exact||`` (Frobenius)
     norm: float  # ``||exact||``
-    rounding: float  # this and what follows: as in :class:`RoundingError`
+    rounding: float  # this field and the next ones: as in :class:`RoundingError`
     dimensions: float
     samples: int
     terms: float = 0.0
 
     @property
     def far(self) -> float:
-        """The error in units of what roundings make."""
+        """The error over the error that roundings make."""
         return self.error / max(self.rounding, 2.0**-24 * self.norm, 1e-300)

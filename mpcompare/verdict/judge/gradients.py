@@ -42,7 +42,7 @@ def not_finite(gradients: Gradients) -> list[str]:
 def of_drives(
     case: Case, where: str, run: Drive | None, reference: Drive | None, roundings: RoundingErrors, cause: str
 ) -> Checks:
-    """Yields the checks of a pass of the run and its reference; a ``cause`` is that of all that fails."""
+    """Yields the checks of a pass of the run and its reference. A ``cause`` is the cause of all checks that fail."""
     if run and run.finite and reference and reference.finite:
         yield from gradient_checks(case, where, Pass(run.finite, reference.finite, run), roundings, cause)
 
@@ -50,14 +50,14 @@ def of_drives(
 def gradient_checks(
     case: Case, where: str, step: Pass, roundings: RoundingErrors, cause: str, first_is_right: bool = True
 ) -> Checks:
-    """Yields the checks of the gradients and the loss of one step; none of the reference itself, and none where either
-    shows no gradients.
+    """Yields the checks of the gradients and the loss of one step. There are none for the reference itself, and none
+    where either shows no gradients.
 
-    The loss is one number, which may be right by luck: 4 standard deviations plus K times the reference's error.
+    The reference's loss is one number, whose error may be small by luck. So its limit is 4 standard deviations more.
 
     Args:
-        roundings: by tensor.
-        cause: that of all checks that fail; empty where the errors tell it.
+        roundings: the rounding error of each tensor.
+        cause: the cause of all checks that fail; empty where the errors tell it.
         first_is_right: whether the gradients of the first step are right where these are not.
     """
     run, reference, exact = step.own, step.reference, step.reference.exact_loss
@@ -103,18 +103,18 @@ def errors_of(run: Examined, step: Pass, roundings: RoundingErrors) -> dict[str,
 
 
 def vanishes(name: str, reference: Gradients, roundings: RoundingErrors) -> bool:
-    """Returns whether a gradient is 0 but for rounding errors, like that of a bias before a batch norm."""
+    """Returns whether a gradient is 0 but for rounding errors, like the gradient of a bias before a batch norm."""
     e, rounding = reference.gradients[name], roundings.get(name)
     return e is not None and e.norm <= (rounding.error if rounding else 0.0)
 
 
 def _zeros(run: Examined, where: str, step: Pass, names: list[str]) -> Checks:
-    """Yields how often a gradient is 0 where the oracle's is not: as often as the reference's, twice, and as often as
-    two 16-bit numbers cancel where a tensor has two gradients.
+    """Yields checks of the elements that are 0 where the oracle's are not. Their limit is K times the reference's
+    number, and as many as two 16-bit numbers cancel where a tensor has two gradients.
 
-    Between two powers of two there are 1 / (2 u) numbers, so of two numbers of one size and of other signs a part 2 u
-    are equal but for that; sums in fp32 do not cancel so. The number of zeros varies as Poisson's does: 4 standard
-    deviations, and 9 where they are few (1e-6)."""
+    Between two powers of two there are 1 / (2 u) numbers, so two numbers of one size and of opposite signs cancel in a
+    share 2 u of all cases; sums in fp32 do not cancel so. The number of zeros varies as Poisson's distribution does: 4
+    standard deviations, and 9 where they are few (1e-6)."""
     replay = run.findings.replays.get("first")
     in_parts = replay is not None and not replay.as_given
     for name in names:

@@ -23,14 +23,14 @@ class HeldOut:
 
     loss: float  # the mean over the samples
     accuracy: float | None  # None where the targets are no classes
-    targets: int  # how many the accuracy is a share of
+    targets: int  # the number of targets, of which the accuracy is a share
 
 
 def checks(case: Case) -> Checks:
-    """Yields a check of each; the reference and its noise runs are the sample, as for the losses over the run.
+    """Yields a check of loss and accuracy. The reference and its noise runs are the sample, as in the check of the run.
 
-    Where runs part a loss has no upper limit, but is a number where the last loss of training is one. Before correct
-    runs have learned, a network may say anything, and all of them the same.
+    Where runs part, the loss has no upper limit. It must be finite if the last loss of training is finite. Before
+    correct runs have learned, a network may say anything, and all of them may say the same.
     """
     run, reference = case.run.findings.held_out, case.reference.findings.held_out
     noisy = case.reference.findings.noise

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from mpcompare.verdict.judge.check import Case, Checks
 
-# The files. Each has a function ``checks``, which yields of the reference itself what needs no other run.
+# The files. Each has a function ``checks``. Of the reference itself it yields the checks that need no other run.
 ORDER = (
     "lent", "promises", "dtypes", "loss_scale", "again", "gradients", "layers", "masks", "buffers", "clip", "idle",
     "counts", "optimizer", "later_steps", "trained_layers", "overflow", "after_a_skip", "sharp", "padding", "resume",

@@ -5,7 +5,7 @@
 - *Value.* What arrives at each layer in the first step, its output, and the gradient that arrives there. Also the
   buffers, and the gradients of parameters that follow from these operands. All are compared with the
   [forced replay](verdict.md).
-- *Choices* that the network makes between its layers, as a router does, are those of the run. They may be made by
+- *Choices* that the network makes between its layers, as a router does, are the run's choices. They may be made by
   numbers of 16 bits only where amp's are, too.
 - *Limit.* 2 times the roundings there, or 2 times amp's own error there, and fp32 sums. Gradients of parameters have
   the limits, signs and zeros of `gradients`.
@@ -42,26 +42,26 @@ class Layers(Gradients):
     the parameters are compared with those that follow from the recorded operands."""
 
     # by ``input LAYER``, ``output LAYER``, ``gradient LAYER`` and ``buffer BUFFER`` the error there; of several calls
-    # that of the furthest one
+    # the error of the call that is furthest off
     places: dict[str, PlaceError] = field(default_factory=dict)
     rounding: RoundingErrors = field(default_factory=dict)  # that a rounding of each result makes in a gradient
     detached: list[str] = field(default_factory=list)  # the layers that should pass a gradient back, and do not
     # by layer, or ``before LAYER`` for the work before it, what 16 bits cost there, in the order of forward; empty in
     # other precisions
     digits: dict[str, Digits] = field(default_factory=dict)
-    # of the gradients of norms that are further off than roundings make, the errors compared with the gradients that
-    # torch's own kernels make of the same operands, where these are nearer
+    # for norms whose gradients are further off than roundings make, the errors compared with the gradients that torch's
+    # own kernels make of the same operands, where these gradients are nearer
     of_kernels: Errors = field(default_factory=dict)
     factor: float = 1.0  # of the gradient at the output of the network, the loss scale put aside
-    # by place, as in ``places``, the format in which it is computed: the other format of 16 bits than the precision's
+    # by place, as in ``places``, the format in which the place is computed, if it is the other format of 16 bits
     formats: dict[str, str] = field(default_factory=dict)
     # by place in the code of the network the format of the numbers by which it chooses between its layers
     choices: dict[str, str] = field(default_factory=dict)
-    # whether the network was called once for each micro-batch, with its rows as they are. Masks that are drawn for
-    # other rows are other masks
+    # whether the network was called once for each micro-batch, with its rows as they are; other rows would draw other
+    # masks
     as_given: bool = True
-    # whether the loss was replayed, too. It is not where nobody can tell which rows the network was called with: then
-    # these layers do not tell what the loss makes of its outputs
+    # whether the loss was replayed, too; it is not where nobody can tell which rows the network was called with, and
+    # then the replay does not check the loss
     loss_is_replayed: bool = True
 
 
@@ -78,8 +78,8 @@ def of_replay(case: Case, name: str) -> Checks:
 
 
 def doubt(run: Examined) -> str:
-    """Returns a sentence on the place at which a reference itself is the furthest beyond what roundings make; empty
-    where there is none."""
+    """Returns a sentence on the place at which the reference itself is the furthest beyond its roundings; empty where
+    there is no such place."""
     for name, layers in run.findings.replays.items():
         shown = {n: e for n, e in layers.gradients.items() if e and n in layers.rounding}
         places = layers.places | {f"parameter {n}": _as_place(e, layers, n) for n, e in shown.items()}
@@ -118,7 +118,7 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
     others = reference.places if reference else {}
     limits = {at: place_limit(case.run, place, others.get(at)) for at, place in run.places.items()}
     for buffer, place in run.places.items():
-        if buffer.startswith("buffer "):  # which a promise may let be kept in fewer digits
+        if buffer.startswith("buffer "):  # a promise may allow fewer digits for a buffer
             limits[buffer] += stored_coarsely(case.run) * place.norm
     failed = [at for at, place in run.places.items() if not place.error <= limits[at]]
     excess = {at: _excess(run.places[at], others.get(at)) for at in failed}
@@ -138,7 +138,7 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
 
 def _as_driven(case: Case, step: Pass) -> Pass:
     """Returns the first step with what only the drive of the pass ``first`` tells: the micro-batches' weights, the loss
-    scales, and how small gradients are at them."""
+    scales, and how small gradients are at these scales."""
     own, reference, drive = step.own, step.reference, case.run.findings.first
     if found := drive.finite:
         own = replace(own, micro_batches=found.micro_batches, of_tensors=found.of_tensors, subnormal=found.subnormal)
@@ -148,17 +148,17 @@ def _as_driven(case: Case, step: Pass) -> Pass:
 
 
 def as_pass(case: Case, run: Layers, reference: Layers | None) -> Pass:
-    """Returns the run's step and its reference's, whose errors are those at the run's operands.
+    """Returns the run's step and its reference's step, whose errors are converted to the run's operands.
 
-    The gradient of a norm may be that of torch's own kernel, or right. Each is compared with the nearer of the two: a
-    kernel that is far off excuses only what is its result.
+    The gradient of a norm may be right, or equal the result of torch's own kernel. Each gradient is compared with the
+    nearer of the two: a kernel that is far off excuses only its own result.
     """
     own = run.gradients | run.of_kernels
     others = reference.gradients | reference.of_kernels if reference else {}
     scaled: dict[str, GradientError | None] = {}
     for name, e in own.items():
         other = others.get(name)
-        if e is None:  # which is wrong where the reference has one
+        if e is None:  # a missing gradient, which is wrong where the reference has one
             scaled[name] = other
             continue
         error, zeros, slope = 0.0, 0.0, 1.0
@@ -168,14 +168,14 @@ def as_pass(case: Case, run: Layers, reference: Layers | None) -> Pass:
         if _begins_as_high(case):
             zeros = max(zeros, run.rounding[name].zeros)
         zeros += run.rounding[name].cancelled
-        # Roundings of few elements are known from samples: the largest of them says no more.
+        # The roundings of few elements are known from samples, so the largest element is not needed.
         scaled[name] = replace(e, error=error, largest=0.0, zeros=zeros, slope=slope)
     return Pass(replace(run, gradients=own), replace(run, loss=run.exact_loss, gradients=scaled))
 
 
 def _begins_as_high(case: Case) -> bool:
-    """Returns whether a run's loss scale begins no lower than that of its reference: a scale that is too small excuses
-    no zeros. Whether it falls as it should, the check of the loss scale says."""
+    """Returns whether a run's loss scale begins no lower than its reference's scale: a scale that is too small excuses
+    no zeros. The check of the loss scale says whether the scale falls as it should."""
     begins = [each.findings.first.steps[:1] for each in (case.run, case.reference)]
     return all(own.loss_scale >= other.loss_scale for own, other in zip(*begins, strict=False))
 
@@ -187,7 +187,7 @@ def _excess(place: PlaceError, reference: PlaceError | None) -> float:
 
 def _coarse_choices(run: Layers, reference: Layers | None, where: str) -> Checks:
     """Yields the check of the numbers by which the network chooses: a replay chooses as the step did, so it does not
-    see that they have fewer digits than the reference's."""
+    see that these numbers have fewer digits than the reference's numbers."""
     others = reference.choices if reference else {}
     coarse = [at for at, kind in others.items() if run.choices.get(at) in SHORT and kind not in SHORT]
     if coarse:
@@ -196,15 +196,15 @@ def _coarse_choices(run: Layers, reference: Layers | None, where: str) -> Checks
 
 
 def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str) -> tuple[str, str, str]:
-    """Returns the cause, its sentence, and the layer or buffer at which it shows, from the first place that is wrong;
-    all are empty where none is.
+    """Returns the cause, its sentence, and the layer or buffer at which it shows, from the first place that is wrong.
+    All three are empty where no place is wrong.
 
     A place of backward that is far more wrong than all of forward is named first: a forward that is written in more
     operations than the layer's own may round a little more.
 
     Args:
-        excess: of each place that is wrong its error over the larger of one rounding and the reference's own error, in
-            the order of the step: forward, backward, and then buffers. Limits are wider where samples say less.
+        excess: for each wrong place its error, divided by the larger of one rounding and the reference's own error. The
+            order is the step's: forward, backward, and then buffers. Limits are wider where samples say less.
     """
     if not excess:
         return "", "", ""
@@ -225,7 +225,7 @@ def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str)
     format = run.formats.get(at, "")
     if format and place.error <= math.sqrt(FORMATS[format].unit_roundoff) * place.norm:
         return "precision", f"{because} in {case.run.precision}: it is computed in {format}", shows
-    if kind == "gradient" and place.error == place.norm:  # of nothing at all
+    if kind == "gradient" and place.error == place.norm:  # the recorded gradient is 0
         return "gradient missing", because, shows
     if kind == "gradient" and (layer == OUTPUT or not (above or f"gradient {OUTPUT}" in run.places)):
         lost = _lost(case, run, place)
@@ -242,8 +242,8 @@ def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str)
 
 
 def _of_output(case: Case, run: Layers, layer: str, place: PlaceError) -> str:
-    """Returns the cause of a layer's wrong output: its role, or a product whose sum has too few digits. That leaves at
-    least half of the digits, and the gradients of its weights, which are such sums, lose theirs, too. Else none."""
+    """Returns the cause of a layer's wrong output: its role, or a product whose sum has too few digits. Such a sum
+    keeps half of the digits at least, and the weights' gradients, which are such sums, lose digits, too. Else none."""
     own = [name for name, each in case.run.findings.layers.items() if each.layer == layer and name in run.rounding]
     sums = [_as_place(e, run, name) for name in own if (e := run.gradients.get(name))]
     short = any(each.error > roundings(case.run, each) for each in sums)
@@ -252,8 +252,8 @@ def _of_output(case: Case, run: Layers, layer: str, place: PlaceError) -> str:
 
 
 def _above(case: Case, run: Layers, failed: list[str], layer: str) -> list[str]:
-    """Returns the layers that are given a layer's output as it is, or else the one that is called next, as far as the
-    gradient at their own outputs is right."""
+    """Returns the layers that are given a layer's output as it is, or else the layer that is called next. Only layers
+    with a right gradient at their own output count."""
     given = [each.layer for each in case.run.findings.layers.values() if each.after == layer]
     right = [each for each in dict.fromkeys(given) if f"gradient {each}" not in failed]
     if right:
@@ -264,8 +264,8 @@ def _above(case: Case, run: Layers, failed: list[str], layer: str) -> list[str]:
 
 
 def _lost(case: Case, run: Layers, place: PlaceError) -> str:
-    """Returns a clause on the gradient that has the most zeros, where a wrong gradient of the loss is no further off
-    than small numbers of fp16 are; empty where there is none."""
+    """Returns a clause on the gradient that has the most zeros, if the loss's gradient is no further off than small
+    numbers of fp16 are; empty otherwise."""
     zeros = {name: e.zeros for name, e in run.gradients.items() if e}
     most = max(zeros, key=zeros.__getitem__, default="")
     small = place.error <= math.sqrt(case.run.unit_roundoff) * place.norm

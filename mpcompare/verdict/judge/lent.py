@@ -17,7 +17,7 @@ BECAUSE = {
 
 
 def checks(case: Case) -> Checks:
-    """Yields a check for each. All other findings are computed from them."""
+    """Yields a check for the network, the batch and torch. All other findings are computed from them."""
     written = case.run.findings.lent
     if written is None:
         return

@@ -8,28 +8,28 @@ from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingEr
 
 FP32 = FORMATS["fp32"].unit_roundoff
 K = 2.0  # a run may make twice the errors of its reference: one that rounds twice as often makes 1.4 times as much
-COARSEST = 0.1  # the relative error of a tensor that must be found for it to be seen
-RARE = 1e-3  # the share of values beyond a limit, where they vary at random as they are believed to
+COARSEST = 0.1  # a tensor is seen if a relative error of this size would be found in it
+RARE = 1e-3  # the share of correct values beyond a limit, if they vary at random as believed
 
 
 def tensor_limit(run: Examined, reference: GradientError, rounding: RoundingError | None) -> float:
     """Returns the limit of the error of one tensor: the most that any implementation may lose.
 
-    That is K times the reference's error, and one more rounding of its largest element (where there are few, the
-    reference's error may be small by luck). Or, where it is more, K times what one rounding of each result makes: where
-    the reference keeps in fp32 what others may round, as autocast does a transformer's stream of residuals, or where
-    its terms cancel, as in a bias before a batch norm. The square of such an error varies as a sum of squares of
-    ``dimensions`` Gaussians does (Satterthwaite, Biometrics Bulletin 2(6), 1946), and its mean is known from a few
-    samples: together they make the F distribution. A reference whose error is beyond that, such as a norm that torch
-    sums in 16 bits on a CPU, shows one draw of it, and a run another: their ratio is F distributed, too. And fp32 sums
-    in another order, with a relative error like the root of their length (Higham and Mary, SIAM J. Sci. Comput. 41(5),
-    2019).
+    The limit is the larger of two numbers. One is K times the reference's error, and one more rounding of its largest
+    element (with few elements, the reference's error may be small by luck). The other is K times what one rounding of
+    each result makes. It is larger where the reference keeps in fp32 what others may round, as autocast does with a
+    transformer's stream of residuals, or where terms cancel, as in a bias before a batch norm. The square of such an
+    error varies as a sum of squares of ``dimensions`` Gaussians does (Satterthwaite, Biometrics Bulletin 2(6), 1946),
+    and its mean is known from a few samples: together they make the F distribution. A reference's error may be beyond
+    that, as in a norm that torch sums in 16 bits on a CPU. Then the reference shows one draw, and a run another: their
+    ratio is F distributed, too. The errors of fp32 sums in another order are added: they grow like the root of the
+    sums' length (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019).
 
     Args:
         rounding: the rounding error of this tensor; None if it is not known.
     """
     u, once = run.unit_roundoff, rounding.error if rounding else 0.0
-    # Relative to what is summed, which may cancel.
+    # The error of sums is relative to the size of the terms, which may cancel.
     sums = sum_error(run) * max(reference.norm, once / u, rounding.terms if rounding else 0.0)
     own = reference.error
     if rounding and once:
@@ -41,15 +41,15 @@ def tensor_limit(run: Examined, reference: GradientError, rounding: RoundingErro
 
 
 def signed_limit(run: Examined, reference: GradientError, rounding: RoundingError | None) -> float | None:
-    """Returns the limit of the part of an error in the direction of the gradient, relative to it; None where it is not
-    known.
+    """Returns the limit of the part of an error in the direction of the gradient, relative to the gradient; None where
+    it is not known.
 
-    Rounding to nearest makes numbers as often larger as smaller, so this part is that of an error in any one direction,
-    far less than all of it. Numbers that are cut off all become smaller, and their errors add up there. The part of one
-    more run is a Gaussian whose mean is 0 and whose variance is known from a few samples, which makes Student's t; and
-    K times that, or K times the reference's part. Where the reference's error is larger than what roundings make, its
-    part in one direction is too, but may be small by luck. fp32 is not judged so: a GPU may cut its operands off to
-    TF32.
+    Rounding to nearest makes numbers as often larger as smaller. So this part is as small as in any other direction.
+    Numbers that are cut off all become smaller, and their errors add up in this direction. The part of one more run is
+    a Gaussian whose mean is 0 and whose variance is known from a few samples, which makes Student's t. The limit is K
+    times that, or K times the reference's part. Where the reference's error is larger than what roundings make, its
+    part in one direction is larger, too, but may be small by luck. fp32 is not judged so: a GPU may cut its operands
+    off to TF32.
 
     Args:
         rounding: the rounding error of this tensor; None if it is not known.
@@ -69,9 +69,9 @@ def place_limit(run: Examined, place: PlaceError, reference: PlaceError | None) 
 
 
 def error_like(reference: PlaceError, place: PlaceError) -> float:
-    """Returns the error of a reference as it would be with the operands of a run: relative to the norm, or to what is
-    summed, whichever makes it larger. Where terms cancel, as in a weight's gradient before a batch norm, the norm of
-    what is left says nothing of its error."""
+    """Returns the error of a reference as it would be with the operands of a run. The error is taken relative to the
+    norm, or to the terms of the sum, whichever makes it larger. Where terms cancel, as in a weight's gradient before a
+    batch norm, the norm of the sum says nothing of its error."""
     sizes = (reference.norm, place.norm), (reference.terms, place.terms)
     return max((reference.error / other * own for other, own in sizes if other), default=0.0)
 
@@ -94,26 +94,26 @@ def roundings(run: Examined, place: PlaceError, in_a_row: bool = False) -> float
 
 
 def t_quantile(degrees: float) -> float:
-    """Returns what Student's t is beyond, on either side, in a part RARE of all cases."""
-    from scipy import special  # slow to import, and who examines needs no limits
+    """Returns the number that Student's t exceeds, on either side together, in a share RARE of all cases."""
+    from scipy import special  # slow to import, and an examination needs no limits
 
     return float(special.stdtrit(degrees, 1 - RARE / 2))
 
 
 def ratio_quantile(above: float, below: float) -> float:
-    """Returns what the ratio of two errors is beyond in a part RARE of all cases: the root of the F distribution's
-    quantile for their dimensions."""
+    """Returns the number that the ratio of two errors exceeds in a share RARE of all cases: the root of the F
+    distribution's quantile for their dimensions."""
     from scipy import special
 
     return math.sqrt(float(special.fdtri(above, below, 1 - RARE)))
 
 
 def update_part(run: Examined, u: float) -> float:
-    """Returns by what part of itself one update may differ where each activation may be rounded once more or less.
+    """Returns by what part of itself one update may differ if each activation may be rounded once more or less.
 
-    Gradients that differ by 8 u make updates that do, where these are linear in them. Adam's are next to ``lr`` times
-    the gradient's sign: of those within 8 u of 0, about a part 8 u, the sign may turn, which is 2 lr, and the root of
-    that part times 2 of their norm.
+    Updates that are linear in the gradients differ by 8 u if the gradients do. Adam's update is nearly ``lr`` times the
+    gradient's sign. About a share 8 u of the gradients are within 8 u of 0. Their sign may turn, which moves each of
+    their updates by 2 lr, and all updates by 2 sqrt(8 u) of their norm.
     """
     return 8 * u if run.findings.recipe.linear else 2 * math.sqrt(8 * u)
 

@@ -16,7 +16,7 @@ from mpcompare.verdict.judge.drive import Drive, NextScale
 
 @dataclass(frozen=True)
 class WrongScale(NextScale):
-    """The loss scale before the first training ``step``, from 1, that has another one than its policy gives."""
+    """The loss scale before the first training ``step``, from 1, at which the scale is not its policy's."""
 
     step: int
 
@@ -34,8 +34,8 @@ def checks(case: Case) -> Checks:
 
 
 def of_pass(name: str, drive: Drive) -> Checks:
-    """Yields the checks of one pass. Of a step that is taken, and moves nothing, the update tells more
-    (optimizer.py)."""
+    """Yields the checks of one pass. A step that is taken, and moves nothing, is left to the check of the update
+    (optimizer.py), which tells more."""
     for number, step in enumerate(drive.steps, start=1):
         where = f"in step {number} of pass {name}"
         yield _scale(where, step.loss_scale, step.should_scale)

@@ -23,7 +23,7 @@ CAUSE = "dropout"
 class Masks:
     """The random numbers of a step, such as the masks of dropout, from one state of torch's generators."""
 
-    training: bool  # whether it draws in training what the network draws that is called as it is, for the same rows
+    training: bool  # whether it draws in training the same numbers as a plain call of the network with the same rows
     samples: "MaskSamples | None" = None  # None where it draws the same numbers in training
 
 
@@ -31,20 +31,20 @@ class Masks:
 class MaskSamples:
     """The first step with other random numbers each time."""
 
-    # losses, exact_losses: of the backend, and of the network that is called as it is, in fp32
+    # losses, exact_losses: the losses of the backend, and of a plain call of the network in fp32
     losses: list[float]
     exact_losses: list[float]
-    # slopes, exact_slopes: the number that times a mean gradient is closest to all gradients of such a step; without
-    # those of a backend that shows none, or clipped ones
+    # slopes, exact_slopes: the number that times a mean gradient is closest to all gradients of such a step; empty for
+    # a backend that shows no gradients, or only clipped ones
     slopes: list[float]
     exact_slopes: list[float]
 
 
 def checks(case: Case) -> Checks:
-    """Yields checks of a backend whose random numbers in training are not those that the network draws.
+    """Yields checks of a backend that draws other random numbers in training than the network does.
 
     Its losses and slopes are a small sample, and the network's are another. If both are of one distribution, the
-    difference of their means is as often as RARE beyond this limit without K.
+    difference of their means exceeds this limit without K in a share RARE of all cases.
     """
     masks = case.run.findings.masks
     samples = masks.samples if masks else None

@@ -17,7 +17,7 @@ from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.limits import FP32, K
 from mpcompare.verdict.judge.trajectories import common_steps, noise_factor
 
-HARDLY = 1e-6  # the share of pairs of counts that are further apart
+HARDLY = 1e-6  # the share of pairs of counts of correct runs that are further apart
 DIGITS = 1e-4  # the error of a ratio of two numbers that are recorded with five digits
 
 
@@ -26,9 +26,9 @@ class Moves:
     """The distance that each step of training moves some elements of the weights, the same ones in every run."""
 
     steps: list[float]  # the norm of the change of all of them, step by step
-    tensors: dict[str, list[float]]  # that of those of each parameter; of the first steps only where training is long
-    weights: dict[str, float]  # the largest norm that those of each parameter had
-    short: list[int]  # step by step, how many of them that are not 0 have no more digits than the compute dtype
+    tensors: dict[str, list[float]]  # the norm of each parameter's change; only the first steps where training is long
+    weights: dict[str, float]  # the largest norm that these elements of each parameter had
+    short: list[int]  # step by step, how many elements other than 0 have no more digits than the compute dtype
 
 
 def checks(case: Case) -> Checks:
@@ -57,9 +57,9 @@ def _skipped(run: Examined, moves: Moves) -> Check:
 def _every_tensor(case: Case, run: Moves, correct: Sequence[Moves], taken: np.ndarray) -> Check:
     """Looks for tensors that stand still in a step which moves them in every correct run.
 
-    Updates that are all rounded away have a norm of at most u times the weights'. The logarithm of that over the
-    reference's norm is no further from 0 than one more correct run's may be, by the noise: so an update that consists
-    of rounding errors alone, or hardly any, may be lost.
+    Updates that are all rounded away have a norm of at most u times the norm of the weights. An update may be lost if
+    this norm is as close to the reference's, by their logarithms, as the noise allows for one more correct run. So an
+    update that is only a little larger than rounding errors may be lost.
     """
     factor, numbers = noise_factor(case.reference), case.reference.steps["step"].to_numpy()
     value, because = 0.0, "every step that is not skipped moves every tensor"
@@ -85,8 +85,8 @@ def _every_tensor(case: Case, run: Moves, correct: Sequence[Moves], taken: np.nd
 def _digits(case: Case, run: Moves, reference: Moves, taken: np.ndarray) -> Check:
     """Looks for steps that leave weights with the digits of 16-bit numbers, more than twice as often as the reference.
 
-    Two counts vary as Poisson's do. With rates K to 1, the numbers of the one that come before so many of the other
-    have a negative binomial distribution (Przyborowski and Wilenski, Biometrika 31, 1940).
+    Two counts vary as Poisson's distributions do. If their rates are K to 1, the number of events of the one before so
+    many events of the other has a negative binomial distribution (Przyborowski and Wilenski, Biometrika 31, 1940).
     """
     from scipy import special
 

@@ -45,9 +45,9 @@ def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Checks:
 
 
 def _known_mistake(drives: Mapping[str, Drive]) -> tuple[str, str]:
-    """Returns the cause, and how the updates are made: by the first mistake that makes all that are wrong, in every
-    pass. Where none does, what the optimizer remembers may not have been 0 at first, or have the digits of 16-bit
-    numbers. Empty if nothing is known."""
+    """Returns the cause, and how the updates are made: by the first mistake that makes all wrong updates in every pass.
+    If no mistake does, the optimizer's moments may not have been 0 at first, or may have only the digits of 16-bit
+    numbers. Both are empty if nothing is known."""
     wrong = {where: drive for where, drive in drives.items() if drive.known_mistakes}
     known = [drive.known_mistakes for drive in wrong.values()]
     for made, mistake in known[0].items() if known else ():

@@ -21,9 +21,9 @@ def checks(case: Case) -> Checks:
     """Yields checks of the skipped training steps, and of the passes ``first``, ``overflow`` and ``infinite
     input``.
 
-    A backend may hold gradients in fp16 which the reference holds in fp32, such as those of a scale that multiplies all
-    logits, or of a network that autocast leaves in fp32. It overflows as long as the exact gradients times the loss
-    scale do: such steps are not counted.
+    A backend may hold gradients in fp16 which the reference holds in fp32, such as the gradient of a scale that
+    multiplies all logits, or gradients of a network that autocast leaves in fp32. It overflows as long as the exact
+    gradients times the loss scale do. Such steps are not counted.
     """
     if case.is_reference or case.run.findings.promises.loss_scale:
         return
@@ -61,8 +61,8 @@ def _without_need(case: Case, steps: Sequence[Step]) -> int:
 
 
 def _comparable(drive: Drive, case: Case) -> int:
-    """Returns the number of steps in which a pass can be compared: all, or those up to the first update where updates
-    have no bound, so that the weights after it may be anything."""
+    """Returns the number of steps in which a pass can be compared. All can, unless updates have no bound: then only the
+    steps up to the first update can, because the weights after it may be anything."""
     every = len(drive.steps)
     if case.reference.findings.recipe.bounded:
         return every
@@ -75,8 +75,8 @@ def _in_training(case: Case) -> Check:
     steps = common_steps(reference) if alike else 0
     skipped, expected = (int(each.steps["skipped"].iloc[:steps].sum()) for each in (run, reference))
     because = f"{skipped} of the first {steps} training steps skipped, of {reference.name} {expected}"
-    limit = 4 * math.sqrt(max(expected, 1))  # which varies as Poisson's does
-    if skipped < expected:  # by so many the scale of a backend that takes each row by itself backs off less often
+    limit = 4 * math.sqrt(max(expected, 1))  # the number varies as Poisson's distribution does
+    if skipped < expected:  # the scale of a backend that takes each row by itself may back off so many times less
         limit += math.log(_rows(run)) / math.log(_backs_off_by(reference.findings.first))
     return Check("skipped training steps", abs(skipped - expected), limit, "overflow", because)
 

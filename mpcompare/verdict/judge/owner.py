@@ -13,13 +13,13 @@ class Layer:
     part: str  # the tensor's name in it, such as ``weight``
     place: int  # among the layers in the order of their calls; -1 for one that is no layer of its own
     after: str = ""  # the layer whose output is its input as it is; empty where there is none
-    # how often the tensor is used in a step, as far as layers tell: a tied one by each of its layers, and by a layer as
-    # often as it is called
+    # how often the tensor is used in a step, as far as layers tell: once for each call of each of its layers, of which
+    # a tied tensor has several
     uses: int = 1
 
     @property
     def role(self) -> str:
-        """The role of the layer, as far as its class or that of a module around it tells it; else an empty string."""
+        """The role of the layer, if its class or the class of a module around it tells it; else an empty string."""
         if "Embedding" in self.kind:
             return "embedding"
         if "Norm" in self.kind:

@@ -18,7 +18,7 @@ class Padding:
 
     loss: float  # as the backend says
     exact_loss: float  # of a few rows in fp32, a finite number
-    finite: dict[str, bool] = field(default_factory=dict)  # by tensor that is finite in fp32 whether it is
+    finite: dict[str, bool] = field(default_factory=dict)  # whether each tensor that is finite in fp32 is finite
 
 
 def checks(case: Case) -> Checks:

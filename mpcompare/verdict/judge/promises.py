@@ -20,7 +20,7 @@ class Promise:
     words: str  # the difference in a few words
     kept: bool | None  # whether it is seen; None where nothing that was examined could show it
     because: str = ""  # the reason where it is not kept
-    changes_training: bool = True  # whether training is another one by it, though all gradients are finite
+    changes_training: bool = True  # whether it changes training even if all gradients are finite
 
 
 def checks(case: Case) -> Checks:
@@ -37,7 +37,7 @@ def kept(run: Examined) -> list[str]:
 
 
 def change_training(run: Examined) -> bool:
-    """Returns whether promises that are seen to be kept make training another one than that of ``amp``."""
+    """Returns whether promises that are seen to be kept make training differ from the training of ``amp``."""
     return any(promise.kept and promise.changes_training for promise in promises_of(run))
 
 
@@ -72,8 +72,8 @@ def _weights(run: Examined) -> Promise:
 
 
 def _at_random(run: Examined, words: str) -> Promise:
-    """Rounding at random takes the farther neighbour as often as it is near, so such elements can be counted. Their
-    number varies by less than its root; of few of them nothing is known."""
+    """Rounding at random takes the farther neighbour the more often, the nearer it is. So such elements can be counted.
+    Their number varies by less than its root. A small number says nothing."""
     errors = [error for update in run.findings.first.updates for error in update.values()]
     far, should_far = sum(e.far for e in errors), sum(e.should_far for e in errors)
     reach = SIGMAS * math.sqrt(should_far)
@@ -89,7 +89,7 @@ def _moments(run: Examined) -> Promise:
 
 
 def _clip(run: Examined) -> Promise:
-    """Whether the factor is right the checks of clipping say."""
+    """The checks of clipping say whether the factor is right."""
     clip_norm = run.findings.promises.clip_norm or 0.0
     clips = [clip for drive in run.findings.drives.values() for clip in drive.clips]
     larger = [clip for clip in clips if (clip.norm if clip.should_norm is None else clip.should_norm) > clip_norm]
@@ -97,7 +97,7 @@ def _clip(run: Examined) -> Promise:
 
 
 def _loss_scale(run: Examined) -> Promise:
-    """Whether the scale is the promised one the checks of the policy say."""
+    """The checks of the policy say whether the scale is the promised one."""
     settings = run.findings.promises.loss_scale
     words = [f"starts at {settings['init_scale']:g}"] if "init_scale" in settings else []
     words += [f"grows after {settings['growth_interval']:g} steps"] if "growth_interval" in settings else []

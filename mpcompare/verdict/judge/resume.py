@@ -1,7 +1,7 @@
 """Does a backend that is loaded go on as the one that saved?
 
 - *Value.* A new backend loads the state of another. Each entry of both states is compared. Then loss scale, loss,
-  gradients and weights of one more step of both are.
+  gradients and weights of one more step of both are compared.
 - *Limit.* State and loss scale exactly. Loss and gradients as `later steps`. The weights may differ by 8 u of how far
   they moved, and by 2^-23 of the weights. Under Adam it is 2 sqrt(8 u), because the sign of a gradient next to 0 may
   turn.
@@ -22,22 +22,22 @@ from mpcompare.verdict.judge.trained import TrainedUpdate
 
 @dataclass(frozen=True)
 class Reload:
-    """A backend that loaded the state of another, compared with that other, one step later."""
+    """A backend that loaded the state of another backend, which saved it. Both are compared one step later."""
 
-    step: Gradients  # of the backend that loaded, compared with the gradients of the one that saved
-    next_scale: NextScale  # after it, where the one that saved says what it should be
+    step: Gradients  # the gradients of the backend that loaded, compared with the gradients of the one that saved
+    next_scale: NextScale  # the loss scale after the step; the backend that saved says what it should be
     error: float  # the distance of their weights and buffers
-    norm: float  # the distance that those of the first moved in the step
+    norm: float  # the distance that the weights and buffers of the backend that saved moved in the step
     lost: list[str]  # the entries of the state that are others in the loaded backend
-    weights: float  # the norm of the weights and buffers of the first after the step
-    update: TrainedUpdate | None  # of the one that loaded, replayed from the state; None where it cannot be followed
+    weights: float  # the norm of the weights and buffers of the backend that saved, after the step
+    update: TrainedUpdate | None  # of the backend that loaded, replayed from the state; None if nothing can replay it
 
 
 def checks(case: Case) -> Checks:
     """Yields checks of the pass ``resume``: weights are equal but for the order of sums.
 
-    Either backend then rounds each new weight once, by at most 2^-24 of it: updates that differ by nearly nothing, as
-    the sums of a GPU's atomics do, may end at two neighbouring numbers. In fp32 that is more than 8 u of the distance.
+    Either backend then rounds each new weight once, by at most 2^-24 of it. So updates that hardly differ, as the sums
+    of a GPU's atomics do, may end at two neighbouring numbers. In fp32 that is more than 8 u of the distance.
     """
     run, reload, reference = case.run, case.run.findings.resume, case.reference.findings.resume
     if reload is None:

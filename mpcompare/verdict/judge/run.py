@@ -28,21 +28,21 @@ class NoiseRun:
     losses: list[float]  # step by step
     skipped: list[bool]  # step by step
     moved: dict[str, list[float]]  # the change of each parameter, as a sketch
-    buffers: Buffers  # those that training moved, as it left them
+    buffers: Buffers  # the buffers that training moved, as training left them
     held_out: HeldOut | None  # loss and accuracy after it; None where there are no such samples
-    moves: Moves  # of its steps
+    moves: Moves  # how far each of its steps moved the weights
 
 
 def checks(case: Case) -> Checks:
-    """Yields checks of the losses up to the step where correct runs part, and of the weights where they do not part.
+    """Yields checks of the losses up to the step where correct runs part, and of the weights if they do not part.
 
-    The differences of correct runs grow along the one direction that grows fastest, so their length is one number: the
-    limit for one more is ``noise_factor`` times the standard deviation of the sample.
+    The differences of correct runs grow along the one direction that grows fastest, so their length is one number. The
+    limit for one more run is ``noise_factor`` times the standard deviation of the sample.
 
-    In fp32 roundings are so small that a unit at its kink turns in some runs and in others not. It moves everything
-    after it by a jump, which a sample of three may not hold. So losses that differ by less than the root of the unit
-    roundoff, which is where runs are said to part, tell nothing there, and the distance of the weights, which moves
-    more, is not compared.
+    In fp32 roundings are so small that a unit at its kink turns in some runs and not in others. It moves everything
+    after it by a jump, which a sample of three runs may not hold. So losses in fp32 may differ by the root of the unit
+    roundoff, which is where runs are said to part. The distance of the weights, which moves more, is not compared
+    there.
     """
     run, reference, again = case.run, case.reference, case.reference.findings.noise
     if case.is_reference or not again or promises.change_training(run):
@@ -61,7 +61,7 @@ def checks(case: Case) -> Checks:
 
 
 def _weights(case: Case, factor: float) -> Check:
-    """Returns the check of all weights in one: of a bias with two numbers alone, runs may be close by luck."""
+    """Returns one check of all weights: in a bias with two numbers alone, runs may be close by luck."""
     findings = case.reference.findings
     sketches = [case.run.findings.moved, findings.moved, *(again.moved for again in findings.noise)]
     own, *correct = (np.concatenate([sketch[name] for name in findings.moved]) for sketch in sketches)

@@ -4,8 +4,8 @@ A check finds what is larger than its limit. Where one rounding of each result, 
 large as a tensor, nothing can be seen of it, and a verdict must not be green.
 
 And errors are planted into the findings themselves: the judgement must flag each, or it has not seen. A tensor is drawn
-of those that are said to be seen. Its gradient is taken as negated, as halved, and as that of another order of its
-elements, and judged again. This tests every line between a measured error and the verdict.
+from the tensors that are said to be seen. Its gradient is taken as negated, as halved, and with its
+elements in another order, and is judged again. This tests every line between a measured error and the verdict.
 """
 
 import math
@@ -22,8 +22,8 @@ from mpcompare.verdict.judge.layers import Layers, as_pass
 from mpcompare.verdict.judge.limits import COARSEST, place_limit, roundings
 
 ENOUGH = 0.95  # the share of the numbers of the parameters that must be seen
-# The errors that each makes of those of a gradient g that is right: ||-g - g|| = 2 ||g||, and so on. Another order of
-# the elements has no part in the direction of g.
+# The error that each makes of a gradient g that is right: ||-g - g|| = 2 ||g||, and so on. A gradient with its elements
+# in another order has no part in the direction of g.
 PLANTED: dict[str, Callable[[GradientError], GradientError]] = {
     "negated": lambda e: replace(e, error=2 * e.norm, slope=-e.slope),
     "halved": lambda e: replace(e, error=e.norm / 2, slope=e.slope / 2),
@@ -35,11 +35,11 @@ PLANTED: dict[str, Callable[[GradientError], GradientError]] = {
 class Sight:
     """The sight of the examination of a first step."""
 
-    share: float  # of the numbers of the parameters, those whose gradients are seen
-    unseen: list[str]  # the parameters that are not
-    layers: list[str]  # the layers that are not
+    share: float  # the share of the numbers of the parameters whose gradients are seen
+    unseen: list[str]  # the parameters whose gradients are not seen
+    layers: list[str]  # the layers that are not seen
     resolution: float  # the relative error that is found in at least half of the gradients that do not vanish
-    # the parameters whose gradients are 0 but for roundings: they are held to these, and so no relative error is found
+    # the parameters whose gradients are 0 but for roundings: roundings are their limit, so no relative error is found
     vanishing: list[str] = field(default_factory=list)
     not_flagged: list[str] = field(default_factory=list)  # planted errors that are not flagged, in words
 

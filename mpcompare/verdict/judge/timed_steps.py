@@ -18,8 +18,8 @@ from mpcompare.verdict.judge.check import Case, Check, Checks, Timed
 from mpcompare.verdict.judge.limits import FP32, reordered_loss, stored_coarsely, update_part
 from mpcompare.verdict.judge.trajectories import common_steps
 
-OF_A_BLOCK = 0.02  # ratios are known within that (measure.rel_ci)
-MARK_MS = 1.0  # a clock on a GPU begins later than the wall's and ends earlier: a kernel is launched in less
+OF_A_BLOCK = 0.02  # ratios are known within this share (measure.rel_ci)
+MARK_MS = 1.0  # a GPU's clock begins later than the wall clock and ends earlier; a kernel is launched in less than this
 
 
 def checks(case: Case) -> Checks:
@@ -47,11 +47,12 @@ def checks(case: Case) -> Checks:
 
 
 def _states(case: Case, timed: Timed) -> Checks:
-    """Yields the check of each kind of tensors, unless correct runs part in training: they would here.
+    """Yields the check of each kind of tensors, unless correct runs part in training: they would part here, too.
 
     Each activation may be rounded once more or less, as in ``resume``. Such errors of updates add up as randomly as the
-    updates do, so they are no larger a part of the whole distance. In fp32, u is that of tf32: sums in another order
-    grow over a block, and whatever saves time is coarser. What each step rounds adds up like the root of their number.
+    updates do, so they are no larger a part of the whole distance. In fp32, u is the unit roundoff of tf32: the errors
+    of sums in another order grow over a block, and whatever saves time is coarser. The roundings of the steps add up
+    like the root of the number of steps.
     """
     part = update_part(case.run, max(case.run.unit_roundoff, PRECISIONS["tf32"].unit_roundoff))
     for kind, apart in timed.record.timed_state.items():
@@ -65,7 +66,7 @@ def _states(case: Case, timed: Timed) -> Checks:
 
 def clocks_apart(blocks: pd.DataFrame) -> tuple[float, float] | None:
     """Returns the milliseconds by which a block by the entrant's clock is longer or shorter than the race's clock
-    allows, in the median, and how many they may be; None of too few blocks.
+    allows, in the median, and the limit of this number; None for too few blocks.
 
     A message is heard after it was sent, however full the machine is. So the block lasts no longer than from the race's
     order to the news of its end. And the race hears of its beginning no sooner, and of its end no later, than the

@@ -28,7 +28,7 @@ class TrainedUpdate:
 def checks(case: Case) -> Checks:
     """Yields the checks of one update, and what the optimizer remembers after it, with the roundings of one update.
 
-    Moments that are rounded once they are used make no update wrong, and every next one starts from them.
+    Moments that are rounded after their use do not make this update wrong, but every later update starts from them.
     """
     trained = case.run.findings.trained
     if trained is None:

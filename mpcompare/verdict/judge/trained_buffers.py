@@ -20,12 +20,12 @@ from mpcompare.verdict.judge.trajectories import common_steps, jump, noise_facto
 
 
 def checks(case: Case) -> Checks:
-    """Yields checks of the buffers that training moves. In fp32 those at its end are not compared together, as weights
-    are not (run.py). Of the reference, too, is asked whether they are numbers at all."""
+    """Yields checks of the buffers that training moves. In fp32 the buffers at its end are not compared together, as
+    weights are not (run.py). The reference, too, must have finite numbers."""
     yield from _numbers(case)
     if case.is_reference:
         return
-    # In the next step both round alike: as for gradients, but that the numbers themselves are not rounded.
+    # Both round alike in the next step: limits are the gradients' limits without a rounding of the numbers themselves.
     errors, others = case.run.findings.last_buffers, case.reference.findings.last_buffers
     beyond = {name for name, e in errors.items() if e and not math.isfinite(e.norm)}
     known = {name: e for name, e in others.items() if errors and name not in beyond}
@@ -52,7 +52,7 @@ def _numbers(case: Case) -> Checks:
 
 
 def _whole_numbers(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Checks:
-    """Whole numbers that all correct runs agree in, such as a count of steps: exactly."""
+    """Whole numbers that all correct runs agree in, such as a count of steps, must be equal."""
     for name, b in correct[0].items():
         if not b.whole or any(name not in other or other[name].whole != b.whole for other in correct):
             continue
@@ -62,9 +62,9 @@ def _whole_numbers(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Chec
 
 
 def _others(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Checks:
-    """Yields one check for all, each in units of its norm: the distance that one more correct run may have, one
-    rounding of each buffer in each step, and one of the numbers of which it is made. A network may keep the mean of its
-    inputs, which has no noise, and ``master_weights`` gives it inputs in 16 bits.
+    """Yields one check for all, each in units of its norm. The limit is the distance that one more correct run may
+    have, one rounding of each buffer in each step, and one rounding of the numbers that it is made of. A network may
+    keep the mean of its inputs, which has no noise, and ``master_weights`` gives it inputs in 16 bits.
 
     Differences grow along one direction, and single buffers may be close by luck.
     """

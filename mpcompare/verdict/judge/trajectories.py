@@ -49,8 +49,8 @@ def noise_factor(reference: Examined) -> float:
 
 
 def draws_alike(run: Examined, reference: Examined) -> bool:
-    """Returns whether both draw in training what the network draws that is called as it is, such as masks of dropout;
-    also where it draws nothing."""
+    """Returns whether both draw in training the random numbers of a plain call of the network, such as the masks of
+    dropout; True, too, if the network draws nothing."""
     return all(each.findings.masks is None or each.findings.masks.training for each in (run, reference))
 
 
@@ -58,14 +58,14 @@ def common_steps(reference: Examined, run: Examined | None = None) -> int:
     """Returns the number of steps in which runs can be compared, before their trajectories part.
 
     Differences between correct runs grow step by step. As long as they are small they grow alike, up to a factor, and
-    the noise says how large they may be; once they are no longer small, every run goes its own way. Halfway in digits
-    is where this is drawn: noise beyond the root of the unit roundoff, relative to the loss. A step that one skips and
-    another takes parts them too. Runs that resumed from different points have none in common, nor have runs with other
-    masks of dropout. Where updates have no bound, any step may part two runs, and a sample of three may hold no such
+    the noise says how large they may be. Once they are no longer small, every run goes its own way. The border lies at
+    half of the digits: noise beyond the root of the unit roundoff, relative to the loss. A step that one run skips and
+    another takes parts them too. Runs that resumed from different points have no step in common, nor have runs with
+    other masks of dropout. If updates have no bound, any step may part two runs, and a sample of three may hold no such
     step.
 
     Args:
-        run: one whose skipped steps count as well; without it, those of the reference and its noise runs.
+        run: a run whose skipped steps count, too, as the skipped steps of the reference and its noise runs do.
     """
     if run is not None and (run.start != reference.start or not draws_alike(run, reference)):
         return 0
@@ -85,6 +85,6 @@ def common_steps(reference: Examined, run: Examined | None = None) -> int:
 
 def jump(reference: Examined) -> float:
     """Returns how far, relatively, a unit that turns at its kink may move the losses of a run in fp32, where a few
-    runs may hold no such unit; 0 in a precision whose noise holds it."""
+    runs may hold no such unit; 0 in a precision whose noise runs hold such units."""
     u = reference.unit_roundoff
     return math.sqrt(u) if u == PRECISIONS["fp32"].unit_roundoff else 0.0

@@ -29,8 +29,8 @@ class Verdict:
             ``differs``; ``differs as declared`` (in what the backend promises, and in nothing else); ``reference``
             (others are compared with it; it passed what needs no other); ``not comparable``; ``not examined``
             (it or its reference: ``verdict.enabled=false``; or a pass stopped with an error, and no check failed).
-        cause: of ``differs``, that of the first check that failed; of ``differs as declared``, the promises that are
-            seen to be kept; of ``not seen``, the layers and tensors; of ``not comparable``, the field; of ``not
+        cause: of ``differs``, the cause of the first check that failed; of ``differs as declared``, the promises that
+            are seen to be kept; of ``not seen``, the layers and tensors; of ``not comparable``, the field; of ``not
             examined``, the passes that stopped.
         because: the cause in a sentence; of ``reference``, the place where it is itself beyond roundings, if any.
         unchecked: the parts that could not be looked at.
@@ -42,7 +42,7 @@ class Verdict:
     cause: str = ""
     because: str = ""
     reference: str | None = None
-    checks: list[Check] = field(default_factory=list, repr=False)  # dozens
+    checks: list[Check] = field(default_factory=list, repr=False)  # too many for repr
     unchecked: list[str] = field(default_factory=list)
     detail: str = ""
     sees: str = ""

@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class Word(str, Enum):
-    """A verdict in a word or three; a run without a verdict has one, too."""
+    """A verdict in one to three words. A run without a verdict has a word, too."""
 
     sign: str  # a character, so that colour is not all that tells words apart
     kind: str  # the class of words that have a colour in common: ``same``, ``differs``, ``near`` or ``other``

@@ -16,17 +16,17 @@ def watch(
         print(seen)
         seen.raise_if_wrong(expect={"clip_norm": 1.0, "precision": "bf16"})
 
-    Nothing that the loop computes is changed, unless ``eager`` asks for it. After ``steps`` updates the hooks are gone;
-    what was seen is compared before the next look, or when the block ends.
+    Nothing that the loop computes is changed, unless ``eager`` asks for it. The hooks are gone after ``steps`` updates.
+    What was seen is compared before the next look, or when the block ends.
 
     Args:
         model: the module that the loop trains, or a wrapper of it.
-        optimizer: that of its parameters, or a wrapper of it; or several by name, or in a list.
+        optimizer: the optimizer of its parameters, or a wrapper of it; or several by name, or in a list.
         steps: the number of updates that are looked at.
-        after: the number of updates before.
-        every: looks again after every so many updates; None: once.
-        eager: runs what is compiled without the compiler in the updates that are looked at, so that its layers are
-            seen. They have the roundings of eager mode then, and not those of the compiled code.
+        after: the number of updates before the first look.
+        every: the number of updates from one look to the next; None: there is one look.
+        eager: runs compiled code without the compiler in the updates that are looked at, so that its layers are seen.
+            The layers then have the roundings of eager mode, and not the roundings of the compiled code.
 
     Raises:
         InputError: the optimizer has none of the module's parameters, or the module is watched already.

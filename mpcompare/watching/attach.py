@@ -20,7 +20,7 @@ class Attached:
     """A network and its optimizers."""
 
     outer: nn.Module  # the module that the loop calls, as far as it was given
-    network: nn.Module  # the one within, whose parameters have names
+    network: nn.Module  # the network within its wrappers, whose parameters have names
     optimizers: Optimizers  # torch's own, by the names that the user gave them
     compiled: bool  # whether a compiler has the network, so that its layers call no hooks
     others: int  # the number of parameters of the optimizers that the network does not have
@@ -28,7 +28,7 @@ class Attached:
 
     @property
     def models(self) -> dict[str, nn.Module]:
-        """The networks that the user gave, as the loop calls them; one alone has no name."""
+        """The networks that the user gave, as the loop calls them. A single network has no name."""
         return dict(self.network.named_children()) if isinstance(self.network, Together) else {"": self.outer}
 
     @property
@@ -86,7 +86,7 @@ def together(model: Any) -> nn.Module:
     """Returns one network, or several as one.
 
     Raises:
-        InputError: it is neither.
+        InputError: ``model`` is neither.
     """
     several = dict(enumerate(model)) if isinstance(model, (list, tuple)) else model
     if isinstance(several, Mapping) and several and all(isinstance(each, nn.Module) for each in several.values()):
@@ -118,13 +118,13 @@ def inner_of(model: nn.Module) -> nn.Module:
 
 
 def compiled_wrapper(network: nn.Module) -> nn.Module | None:
-    """Returns what ``torch.compile`` made of a network, which the loop calls in its place; None where it made nothing.
-    Hooks within it would be compiled, too, and change what it computes."""
+    """Returns the compiled module that the loop calls in place of a network; None where ``torch.compile`` made none.
+    Hooks within this module would be compiled, too, and change what it computes."""
     return next((o for o in gc.get_objects() if type(o) is OptimizedModule and o._orig_mod is network), None)
 
 
 def unwrapped(optimizer: Any) -> torch.optim.Optimizer | None:
-    """Returns torch's optimizer within wrappers, such as those of Accelerate and Lightning, or sharpness-aware
+    """Returns torch's optimizer within wrappers, such as the wrappers of Accelerate, Lightning or sharpness-aware
     minimization; None where there is none."""
     for _ in range(8):
         own = getattr(optimizer, "__dict__", {})

@@ -1,7 +1,7 @@
 """The plain attributes of modules, which a loop may change between two calls of its network.
 
 A network may count its calls, anneal a temperature or a rate of dropout, and keep a state of its own, such as the
-memory of a recurrent one. A replay comes later, so it needs them as they were.
+memory of a recurrent network. A replay comes later, so it needs the attributes as they were.
 """
 
 import copy
@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 Attributes = dict[str, dict[str, Any]]  # by module and by name
 
-MOST = 64  # leaves of a nest
+MOST = 64  # leaves of nested lists, tuples and dicts
 OF_OBJECT = object()
 PLAIN = (bool, int, float, str, type(None))
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-# A replay has its own: its embeddings are dense, and its activations write nowhere.
+# A replay has its own values of these: its embeddings are dense, and its activations write nowhere.
 OTHERS = frozenset(vars(nn.Module())) - {"training"} | {"sparse", "inplace"}
 
 
@@ -43,8 +43,8 @@ def attributes_of(network: nn.Module, copied: Callable[[Tensor], Tensor]) -> Att
 
 
 def set_attributes(network: nn.Module, attributes: Attributes, dtype: torch.dtype | None = None) -> None:
-    """Sets the attributes of each module as they were, with tensors of real numbers in ``dtype``. Those that came later
-    are removed, such as the mark of a network that puts hooks on itself when it is called first."""
+    """Sets the attributes of each module as they were, with tensors of real numbers in ``dtype``. Attributes that
+    came later are removed, such as the mark of a network that puts hooks on itself in its first call."""
 
     def copied(t: Tensor) -> Tensor:
         return t.to(dtype, copy=True) if dtype is not None and t.is_floating_point() else t.clone()
@@ -53,7 +53,7 @@ def set_attributes(network: nn.Module, attributes: Attributes, dtype: torch.dtyp
         for name, module in network.named_modules():
             then, now = attributes.get(name, {}), vars(module)
             for key in now.keys() - OTHERS - then.keys():
-                if _is_kept(now[key]):  # others are the replay's, such as a forced forward
+                if _is_kept(now[key]):  # any other attribute is the replay's, such as a forced forward
                     del now[key]
             now.update({key: _copy(value, copied) for key, value in then.items() if value is not OF_OBJECT})
 

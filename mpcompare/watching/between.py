@@ -41,7 +41,7 @@ def of_rounded_weights(taken: Sequence[Taken]) -> Iterator[Defect]:
 
 
 def _in_turn(taken: Sequence[Taken]) -> Iterator[tuple[int, Taken, Taken]]:
-    """Yields the number of each step, the step before it of the same optimizer, and itself."""
+    """Yields the number of each step, the step before it of the same optimizer, and the step itself."""
     last: dict[str, Taken] = {}
     for number, step in enumerate(taken, start=1):
         if step.optimizer in last:

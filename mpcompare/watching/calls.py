@@ -44,7 +44,7 @@ class Calls:
         self.training = True  # whether the network was in training mode
         self.reasons = Reasons()  # why the layers cannot be replayed
         self.noted = _Noted(self, guard)  # the random numbers
-        self._retained: set[int] = set()  # the backward passes since the last step that leave their graph for others
+        self._retained: set[int] = set()  # the backward passes since the last step that leave their graph to later ones
 
     def hide(self, why: str) -> None:
         """Is told why the layers cannot be replayed."""
@@ -58,7 +58,7 @@ class Calls:
 
     def begin(self, part: str, module: nn.Module, given: Any) -> Called:
         """Begins a call of the network, or of the part of it that has this name."""
-        self.recorder.open, self.recorder.whole = [], []  # those of a call that stopped with an error
+        self.recorder.open, self.recorder.whole = [], []  # drops what a call left that stopped with an error
         self._drop_lost()
         now = {name: self.spool.some(p) for name, p in self.params.items()}
         moved = self.weights is not None and not all(same_bits(p, now[name]) for name, p in self._latest.items())
@@ -93,8 +93,8 @@ class Calls:
         )
 
     def _given(self, value: Tensor) -> Slot | Own | None:
-        """Returns the slot of an input of the network that the loop has computed, or the parameter that it is; None of
-        any other."""
+        """Returns the slot of an input of the network that the loop has computed, or its name if the input is a
+        parameter; None for any other input."""
         hidden: list[str] = []
         found = self.tape.ref(value, hidden)
         if hidden and self.tape.depends(value):
@@ -102,7 +102,7 @@ class Calls:
         return found if isinstance(found, (Slot, Own)) else None
 
     def end(self, called: Called, result: Any, compiled: bool) -> None:
-        """Ends a call; one whose result requires no gradient is no part of a sum."""
+        """Ends a call. A call whose result requires no gradient is no part of a sum."""
         life, self.recorder.life = self.recorder.life, None
         values = tree_leaves(result)
         if not any(is_real(v) and v.requires_grad for v in values):
@@ -123,8 +123,8 @@ class Calls:
         self.tape.events.append(called)
 
     def made_within(self, tensor: Tensor) -> Slot | None:
-        """Returns the slot of a value that the network has made within a call; None of any other value. The call keeps
-        the value as one of its inner ones."""
+        """Returns the slot of a value that the network has made within a call; None for any other value. The call keeps
+        the value as one of its inner values."""
         assert tensor.grad_fn is not None
         began = tensor.grad_fn._sequence_nr()
         called = next((c for c in self.made() if c.begins < began <= max(c.ends, default=0)), None)
@@ -147,7 +147,7 @@ class Calls:
         return {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
 
     def passed(self, retains: bool, root: Root | None = None) -> None:
-        """Is told that a backward has come to its end; without a root the loop asked for some gradients alone."""
+        """Is told that a backward has come to its end. If it has no root, the loop asked for some gradients alone."""
         self._take_reason()
         passes = frozenset(self._passes)
         self._passes.clear()
@@ -180,7 +180,7 @@ class Calls:
         self._record_anew()
 
     def _drop_lost(self) -> None:
-        """Drops the calls that no backward has come through, nor can: their graph is gone, as in an evaluation."""
+        """Drops the calls that no backward has come through, and none can: their graph is gone, as in an evaluation."""
         lost = [called for called in self.made() if called.graph() is None and not called.passes]
         if lost:
             self._take_reason()
@@ -188,14 +188,14 @@ class Calls:
             self._record_anew()
 
     def _record_anew(self) -> None:
-        """Lets the record have the calls that are left alone."""
+        """Lets the record have only the calls that are left."""
         self.recorder.record = Record(drawn=self.noted.drawn)
         for called in self.made():
             _add(called, self.recorder.record)
 
     def of_sum(self) -> tuple[Record, list[Event], list[Called]]:
         """Returns the record of the layers, the tape, and the calls that a backward has come through."""
-        # A loop may call a network, and detach what it returns: what such a call is given is no part of the sum.
+        # A loop may detach the output of a network. The inputs of such a call are no part of the sum.
         unused = {id(called) for called in self.made() if not called.passes}
         tape = needed([event for event in self.tape.events if id(event) not in unused])
         own, used = of_the_network(tape), [event for event in tape if isinstance(event, Called)]
@@ -234,7 +234,7 @@ def _one_call_each(tape: Sequence[Event]) -> list[Event]:
     """Returns a tape on which each call of the network has one backward pass at most.
 
     Several losses may go back through one call, ``backward(retain_graph=True)``, and a replay goes back through each
-    call once. So the call is made once more for each further pass, with all that the loop computed of it for that loss.
+    call once. So the tape has the call once more for each further pass, and what the loop computed of it for the loss.
     """
     through = {
         id(called): [root for root in tape if isinstance(root, Root) and root.passes & called.passes]
@@ -284,7 +284,7 @@ class _Life:
 
 
 class _Noted(Noted):
-    """The random numbers of a loop, and what the operators return of which its functions are made."""
+    """The random numbers of a loop, and the results of the operators that its functions are made of."""
 
     def __init__(self, calls: Calls, guard: Guard) -> None:
         note = partial(guard, calls.recorder.chose)

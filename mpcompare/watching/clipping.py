@@ -1,4 +1,4 @@
-"""The facts on clipping: the norm, its place, and by what gradients are multiplied else."""
+"""The facts on clipping: the norm, its place, and any other factor of the gradients."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,8 +45,8 @@ def clipping_of(taken: Sequence[Taken]) -> dict[str, Any]:
 
 
 def _times(seen: Sequence[Taken], steps: Sequence[HandedOn]) -> list[float]:
-    """Returns the number by which a loop multiplies the gradients of each update, and clips none; empty where it does
-    not. It is one number, where no norm is, and torch's function had nothing to do."""
+    """Returns the number by which a loop multiplies the gradients of the updates without clipping any; empty where it
+    does not. This factor is the same in all updates, and no norm is. Torch's function had nothing to do."""
     pairs = [(h, t) for h, t in zip(steps, seen, strict=True) if h.clip_norm is not None]
     factors, norms = [rounded(h.factor) for h, _ in pairs], {h.clip_norm for h, _ in pairs}
     is_norm = len(norms) < len(pairs) or (len(pairs) == 1 and float(f"{factors[0]:.1g}") != factors[0])

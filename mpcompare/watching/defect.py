@@ -1,4 +1,4 @@
-"""A defect: what no intention makes right. The judge of backends finds some: it is given a loop as a backend."""
+"""A defect: what no intention makes right. The judge of backends finds some defects: it sees the loop as a backend."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from mpcompare.watching.looking import Look
 class Defect:
     """Something that no intention makes right."""
 
-    cause: str  # a word or two, as those of docs/verdict.md
+    cause: str  # a word or two, like the causes of docs/verdict.md
     place: str  # the layer, parameter or part of the loop; may be empty
     sentence: str  # the defect with its numbers
 

@@ -13,7 +13,7 @@ from mpcompare.watching.steps import Sum
 
 
 def defects_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Updates]) -> list[Defect]:
-    """Returns all defects, each cause at each place once. The arguments are those of ``facts_of``."""
+    """Returns all defects, each cause at each place once. ``facts_of`` has the same arguments."""
     found: dict[tuple[str, str], Defect] = {}
     for defect in _all(look, sums, updates):
         found.setdefault((defect.cause, defect.place), defect)

@@ -61,7 +61,7 @@ def of_gradients(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
 
 
 def _of_stale_weights(look: Look, seen: Sum, layer: str, number: int) -> Defect | None:
-    """Returns a defect where a layer has the outputs of the weights of an earlier update, which have moved since."""
+    """Returns a defect if a layer's outputs were made by the weights of an earlier update, which have moved since."""
     if layer not in seen.record.calls:  # it is a parameter
         return None
     used = look.used()
@@ -78,7 +78,7 @@ def _of_stale_weights(look: Look, seen: Sum, layer: str, number: int) -> Defect 
 
 
 def _summed(look: Look, taken: Taken, dtype: torch.dtype, number: int) -> Iterator[Defect]:
-    """Yields sums of micro-batches that have no more digits than ``dtype``, in which a part of each is computed."""
+    """Yields sums of micro-batches that have no more digits than ``dtype``, the format of the parts of each sum."""
     if taken.sum is None:
         return
     several = [n for n in taken.raw if taken.dtypes[n] == "fp32" and _micro_batches(look, taken.sum, n) > 1]
@@ -104,7 +104,7 @@ def _without_gradient(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
     """Yields layers at whose outputs gradients arrive, and whose trained parameters get none."""
     for layer, calls in seen.record.calls.items():
         module = look.network.get_submodule(layer) if layer != OUTPUT else None
-        if not isinstance(module, (*MULTIPLY, *STAY_IN_FP32)):  # these use all that they have
+        if not isinstance(module, (*MULTIPLY, *STAY_IN_FP32)):  # layers of these classes use all their parameters
             continue
         reached = [c for c in calls if c.without or any(g is not None and bool(g.any()) for g in c.gradients)]
         for own, p in module.named_parameters():
@@ -156,7 +156,7 @@ def _rows(seen: Sum) -> int:
 
 
 def of_formats(look: Look) -> Iterator[Defect]:
-    """Yields norms, and others that are trained, in 16 bits where other weights are fp32."""
+    """Yields norms and other trained layers that are kept in 16 bits where other weights are fp32."""
     trained = {n: p for n, p in look.params.items() if p.requires_grad}
     wide = [n for n, p in trained.items() if p.dtype.itemsize > 2]
     if not wide:

@@ -17,7 +17,7 @@ from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Taken
 
 ADDS = ("add", "sub", "lerp")  # parts of the names of functions that add something to a gradient
-LOST = 0.5  # the share of squares of gradients that are 0 from which a tensor does not train as it should
+LOST = 0.5  # a tensor does not train as it should if more of the squares of its gradients are 0
 
 
 def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
@@ -72,7 +72,7 @@ def _changes(taken: Taken) -> str:
 
 
 def _counted(number: int, taken: Taken) -> Iterator[Defect]:
-    """Yields updates that an optimizer has counted, and of which it remembers nothing."""
+    """Yields updates that an optimizer has counted, but remembers nothing of."""
     counted = {n: s for n, s in taken.state.items() if n in taken.given and float(s.get("step", 0)) > 0}
     moments = [v for s in counted.values() for v in s.values() if isinstance(v, Tensor) and v.dim()]
     if moments and len(counted) == len(taken.given) and not any(bool(v.any()) for v in moments):
@@ -148,8 +148,8 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
 
 
 def _clipped_with_others(taken: Taken, found: HandedOn) -> str:
-    """Returns a clause on a norm to which torch's function clips, and which holds gradients of no optimizer: a scaler
-    divides only those of an optimizer by the loss scale. It is empty where the norm is another one."""
+    """Returns a clause on a norm to which torch's function clips, if it holds gradients that no optimizer has: a scaler
+    divides only the gradients of an optimizer by the loss scale. The clause is empty for any other norm."""
     if not (taken.outside and taken.scaled and taken.unscaled and taken.asked and taken.asked[1] == 2 and found.one):
         return ""
     total = math.hypot(found.norm, *taken.outside.values())
@@ -181,9 +181,9 @@ def _has_weights_added(taken: Taken, name: str) -> bool:
 
 
 def _clipped_scaled(taken: Taken, found: HandedOn) -> float | None:
-    """Returns the norm to which torch's function clipped gradients while they were scaled; None where it did not, or
-    where the user may have multiplied a norm by the scale. The loop may have changed the gradients before, as by noise,
-    so that no factor tells."""
+    """Returns the norm to which torch's function clipped gradients while they were scaled; None if it did not, or if
+    the user may have multiplied a norm by the scale. Factors do not tell: the loop may have changed the gradients
+    before, as by noise."""
     norm, kind = taken.asked or (math.nan, 2.0)
     if kind != 2 or found.scale == 1 or not found.before_unscale or not math.isfinite(norm):
         return None
@@ -207,14 +207,14 @@ def _clamps(part: str) -> bool:
 
 
 def _is_written(value: float, scale: float) -> bool:
-    """Returns whether a user wrote a number as it is, and not its part by the loss scale: 0.05 has few digits, and
-    0.05 / 1024 has all that fp32 has. A number that is computed has them all, too."""
+    """Returns whether a user wrote a number as it is, and did not divide it by the loss scale: 0.05 has few digits, and
+    0.05 / 1024 has all digits of fp32. A number that is computed has all digits, too."""
     few, all_of = (len(f"{each:.6e}".partition("e")[0].replace(".", "").strip("0")) for each in (value, value / scale))
     return few <= 3 and all_of == 7
 
 
 def _is_like(step: Taken, before: Taken) -> bool:
-    """Returns whether a step is given the gradients of another one, which may have been clipped since. A loop may also
+    """Returns whether a step is given the gradients of another step, which may have been clipped since. A loop may also
     set gradients by hand."""
     both = [n for n in step.given if n in before.given]
     if not both:
@@ -225,7 +225,7 @@ def _is_like(step: Taken, before: Taken) -> bool:
 
 
 def of_skipped(taken: Sequence[Taken]) -> Iterator[Defect]:
-    """Yields that every step is skipped, and that no loss scale mends it."""
+    """Yields a defect if every step is skipped, and no loss scale mends it."""
     if len(taken) < 2 or not all(step.skipped for step in taken):
         return
     losses = [loss for step in taken for loss in step.losses]
@@ -238,7 +238,7 @@ def of_skipped(taken: Sequence[Taken]) -> Iterator[Defect]:
 
 
 def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:
-    """Yields steps that use the gradients of the step before, and those of a network left in evaluation mode."""
+    """Yields steps that use the gradients of the step before, and steps of a network left in evaluation mode."""
     last: dict[str, Taken] = {}
     trained: bool | None = None
     for number, step in enumerate(taken, start=1):

@@ -18,12 +18,12 @@ from mpcompare.watching.examining import Updates
 from mpcompare.watching.looking import Look
 
 MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
-FEW = 7  # elements: rounding at random leaves none of them where so many are expected in a part 1e-3 of all cases
-LOST = 0.5  # the share of updates that are rounded away from which a tensor does not train
+FEW = 7  # elements: if so many are expected, rounding at random leaves none of them in a share 1e-3 of all cases
+LOST = 0.5  # a tensor does not train if a larger share of its updates is rounded away
 
 
 def of_updates(look: Look, updates: Mapping[str, Updates]) -> Iterator[Defect]:
-    """Yields updates, and what an optimizer remembers after them, that are not those of its rule."""
+    """Yields updates that the optimizer's rule does not make, and what it remembers after them if that is wrong."""
     for name, update in updates.items():
         short = any(e.short > LOST for each in update.drive.updates for e in each.values())
         run = as_examined(look, "bf16" if short else "fp32", Recipe(1))
@@ -36,7 +36,7 @@ def of_updates(look: Look, updates: Mapping[str, Updates]) -> Iterator[Defect]:
 
 
 def _moments(update: Updates) -> Iterator[Defect]:
-    """Yields what an optimizer remembers after an update that its rule makes, and that the rule does not keep so."""
+    """Yields what an optimizer remembers wrongly after an update that is right by its rule."""
     for number, kept in update.moments.items():
         for kind in dict.fromkeys(kind for kind, _ in kept):
             wrong = {name: excess for (of, name), excess in kept.items() if of == kind and not excess <= 1}
@@ -47,7 +47,7 @@ def _moments(update: Updates) -> Iterator[Defect]:
 
 
 def _rule(look: Look, name: str, update: Updates) -> Iterator[Defect]:
-    """Yields a decay of an AdamW that is made as Adam's, within the gradient."""
+    """Yields the decay of an AdamW that is added to the gradient, as Adam's decay is."""
     adam = [n for n, rule in update.rules.items() if rule == "Adam"]
     if adam and isinstance(look.attached.optimizers[name], torch.optim.AdamW):
         because = f"{type(look.attached.optimizers[name]).__name__} is an AdamW, and adds the decay of {listed(adam)} "
@@ -76,8 +76,8 @@ def _lost(look: Look, optimizer: str, update: Updates) -> Iterator[Defect]:
 
 
 def _at_random(errors: Sequence[UpdateError], drew: bool) -> bool:
-    """Returns whether an optimizer rounds weights at random: it does so with all of them. Where it drew random numbers,
-    and few of its weights would tell, it may."""
+    """Returns whether an optimizer may round weights at random: it does so with all weights, or with none. If too few
+    weights would tell, random numbers that it drew are enough."""
     far, should_far = sum(e.far for e in errors), sum(e.should_far for e in errors)
     return 2 * far > should_far or (drew and should_far < FEW)
 
@@ -88,7 +88,7 @@ def _more(state: Mapping[str, Any]) -> list[str]:
 
 
 def of_loss_scale(look: Look) -> Iterator[Defect]:
-    """Yields the first loss scale that is not the one of its policy."""
+    """Yields the first loss scale that its policy does not make."""
     policy = copy.deepcopy(look.steps.policy)
     if policy is None:
         return

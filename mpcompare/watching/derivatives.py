@@ -28,27 +28,27 @@ from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.watching.own_functions import Ended, called, forward_of, has_context, leave, listen
 
-STEP = 1e-4  # of a finite difference, by the size of the arguments: an error of about 1e-8 in float64
-SAME = 2.0**-12  # derivatives that are no further apart, as a part of them: half a unit of the last digit of fp16
-AGREES = 0.1  # a finite difference is nearer than that to one of two derivatives, by their distance
+STEP = 1e-4  # of a finite difference, relative to the size of the arguments: it makes an error of about 1e-8 in float64
+SAME = 2.0**-12  # derivatives are equal if their relative distance is no larger: half a unit of the last digit of fp16
+AGREES = 0.1  # a finite difference agrees with one of two derivatives within this share of the derivatives' distance
 
 
 class Derivatives:
     """The user's own functions, as far as replays have compared them."""
 
     def __init__(self) -> None:
-        # By name how far a backward method is from the derivative of its forward method, as a part of it.
+        # By name the distance of a backward method from the derivative of its forward method, as a share of this.
         self.off: dict[str, float] = {}
-        self.believed: set[str] = set()  # the names of those that are believed
+        self.believed: set[str] = set()  # the names of the functions that are believed
         self._wrong: set[type[Function]] = set()
 
     @contextmanager
     def taken(self, replay: Replay, finds_out: bool) -> Iterator[None]:
-        """The derivative of forward methods is taken while it is entered, where backward methods are wrong.
+        """While it is entered, wrong backward methods are replaced by the derivatives of their forward methods.
 
         Args:
-            replay: that is under way. A function that calls some of its layers is believed: nobody may call them twice.
-            finds_out: whether it is found out which are wrong, in float64.
+            replay: the replay under way. A function that calls a layer of it is believed: no layer may be called twice.
+            finds_out: whether it is found out, in float64, which backward methods are wrong.
         """
 
         def calls() -> int:
@@ -80,8 +80,8 @@ class Derivatives:
     def _derived(
         self, forward: "_Forward", finds_out: bool, own: Sequence[Tensor | None], arrived: Sequence[Tensor | None]
     ) -> tuple[Tensor | None, ...] | None:
-        """Returns what the function should pass down, given what it does and the gradients that arrived at its results;
-        None where that is believed."""
+        """Returns the gradients that the function should pass down, given its ``own`` ones and the gradients that
+        arrived at its results; None where its own gradients are believed."""
         derived, name = forward.derivative(arrived), forward.kind.__name__
         if derived is None or len(derived) != len(own):
             self.believed.add(name)
@@ -106,14 +106,14 @@ class Derivatives:
         return tuple(right)
 
     def said(self) -> dict[str, Any]:
-        """Returns by name how far each is off, in two digits, or that it is believed."""
+        """Returns by name how far each function is off, in two digits, or that it is believed."""
         off = {name: round(far, 2) for name, far in self.off.items()}
         return off | {name: "believed" for name in self.believed if not off.get(name)}
 
     @staticmethod
     def _confirms(forward: "_Forward", arrived: Any, right: Sequence[Tensor | None], apart: Any) -> bool:
-        """Returns whether a finite difference along what they are apart is what the derivative says, and not what the
-        backward method says."""
+        """Returns whether a finite difference agrees with the derivative, and not with the backward method. It is taken
+        along the difference of the two."""
         return abs(forward.slope(arrived, apart) - _dot(right, apart)) <= AGREES * _dot(apart, apart)
 
 
@@ -133,8 +133,8 @@ class _Forward:
         self.trained = [isinstance(a, Tensor) and a.requires_grad for a in args]
 
     def derivative(self, arrived: Sequence[Tensor | None]) -> list[Tensor | None] | None:
-        """Returns by tensor among the arguments the derivative; None of a function that has none, or that returns what
-        it is given."""
+        """Returns the derivative by each tensor among the arguments; None if the function has none, or returns what it
+        is given."""
         leaves = [a.clone().requires_grad_() for a, t in zip(self.args, self.trained, strict=True) if t]
         try:
             with torch.enable_grad():
@@ -176,8 +176,8 @@ class _Forward:
 
 
 def _is_meant(own: Tensor | None, derived: Tensor | None) -> bool:
-    """Returns whether a backward method passes down a gradient where the derivative is 0, or none where there is one:
-    straight through a rounding, or nothing at all."""
+    """Returns whether a backward method passes a gradient where the derivative is 0 (straight through a rounding), or
+    passes none where there is a derivative."""
     if own is None or derived is None:
         other = derived if own is None else own
         return other is not None and bool(other.any())

@@ -37,18 +37,18 @@ class Replayed:
 
     precision: str
     layers: Layers | None  # None where it could not be replayed
-    why: str  # the reason for that, or for a loss that was not replayed; else empty
-    # of each loss that the roots are made of, the derivative of the root by it
+    why: str  # the reason why the sum or its loss could not be replayed; else empty
+    # for each loss that the roots are made of, the derivative of the root by this loss
     shares: list[tuple[Op | None, float]] = field(default_factory=list)
-    dtypes: dict[str, str] = field(default_factory=dict)  # of the output of each layer
-    reference: Layers | None = None  # the same of torch's own norms; None where nothing was replayed
+    dtypes: dict[str, str] = field(default_factory=dict)  # the dtype of each layer's output
+    reference: Layers | None = None  # the errors of torch's own norms; None where nothing was replayed
 
 
 def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     """Returns a sum of gradients, layer by layer, from the root of each backward on.
 
     Args:
-        earlier: sums whose roundings are taken where one is like this. Else this is added.
+        earlier: earlier sums. If one of them is like this sum, its roundings are taken; else this sum is added.
     """
     calls = seen.record.calls
     dtypes = {name: d for name, each in calls.items() if name != OUTPUT and (d := _computes(each))}
@@ -61,7 +61,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     seen = look.sums.spool.back(seen)
     hidden = next((root.hidden for root in seen.roots if root.hidden), "")
     apart = {name for root in seen.roots if root.hidden for name in root.uses} | seen.hooked
-    first: list[FromTheRoot] = []  # the exact one; those that follow are samples, and are freed
+    first: list[FromTheRoot] = []  # the exact replay; the replays after it are samples, and are freed
     derivatives = look.derivatives  # the look itself is freed when it was compared
     kernels = Kernels()
 
@@ -78,7 +78,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
         network = as_it_was(look.network, seen)
         with torch.no_grad():
             kernels = of_kernels(network, seen.record, seen.buffers_after)
-        loss = 0.0 if hidden else sum(root.loss for root in seen.roots)  # one that is hidden is not judged
+        loss = 0.0 if hidden else sum(root.loss for root in seen.roots)  # a hidden loss is not judged
         batches: Any = [None] * len(seen.roots)
         grads = {name: g.part for name, g in seen.grads.items()}
         step = Recorded(seen.record, network, no_loss, batches, loss, grads, 1.0, seen.buffers_after, replays=make)
@@ -109,8 +109,8 @@ def _computes(calls: Sequence[Call]) -> str:
 
 
 def _precision(dtypes: Iterable[str], tf32: bool, autocast: torch.dtype | None) -> Precision:
-    """Returns the precision of a step. Where layers have both formats of 16 bits, it is that of autocast to bf16, which
-    gives fp16 to recurrent layers on a GPU."""
+    """Returns the precision of a step. If layers have both formats of 16 bits, it is autocast's bf16, because autocast
+    to bf16 gives fp16 to recurrent layers on a GPU."""
     kinds = {kind for each in dtypes for kind in each.split("+")}
     wide = "tf32" if tf32 else "fp32"
     halves = ("bf16", "fp16") if autocast is torch.bfloat16 else ("fp16", "bf16")
@@ -118,7 +118,8 @@ def _precision(dtypes: Iterable[str], tf32: bool, autocast: torch.dtype | None) 
 
 
 def longest_sum(network: nn.Module, seen: Sum) -> int:
-    """Returns about how many numbers are summed at most: of a row of a weight, or of a channel in all places."""
+    """Returns about how many numbers are summed at most: the numbers of a row of a weight, or of a channel in all
+    places."""
     lengths = [p[0].numel() if p.dim() > 1 else p.numel() for p in network.parameters() if p.dim()]
     for name, calls in seen.record.calls.items():
         if name == OUTPUT:
@@ -146,7 +147,7 @@ class Updates:
     drive: Drive  # its steps, as the examination of a backend has them
     rules: dict[str, str]  # by parameter the name of the rule that makes its updates; empty where none does
     unknown: dict[str, str]  # why a parameter's updates are not compared, by the reason
-    # by the number of each step that is an update the largest errors over their bounds of what a known rule keeps
+    # by the number of each step that is an update, the largest errors over their bounds of a known rule's moments
     moments: dict[int, Moments]
 
 
@@ -212,13 +213,13 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> U
 
 
 def _is_mistake(wrong: Sequence[Wrong], compute: torch.dtype, but: str) -> bool:
-    """Returns whether a known mistake, another than ``but``, makes all these updates."""
+    """Returns whether a known mistake other than ``but`` makes all these updates."""
     return any(each.excess <= 1 and made != but for made, each in _mistakes(wrong, compute).items())
 
 
 def _is_another(optimizer: torch.optim.Optimizer, wrong: Wrong, compute: torch.dtype) -> bool:
-    """Returns whether another rule made updates, which nobody knows: the name of the class does not say that it has
-    this one. Somebody's own optimizer may also add eps before the bias correction, as the last form in Adam's paper
+    """Returns whether an unknown rule made updates: the name of the optimizer's class does not say that it has a known
+    rule. Somebody's own optimizer may also add eps before the bias correction, as the last form in Adam's paper
     does."""
     step, _, _, names = wrong
     if not is_by_name(optimizer, step.settings[names[0]]):
@@ -244,7 +245,7 @@ def _rules(optimizer: torch.optim.Optimizer, step: Taken, names: Sequence[str]) 
 def _errors(
     rule: Rule, step: Taken, names: Sequence[str], compute: torch.dtype
 ) -> tuple[dict[str, UpdateError], Moments]:
-    """Returns how far the updates of some parameters are from a rule, and what is remembered after them."""
+    """Returns how far the updates of some parameters are from a rule, and so are the moments after these updates."""
     found: dict[str, UpdateError] = {}
     moments: Moments = {}
     for name in names:

@@ -11,7 +11,7 @@ from mpcompare.errors import InputError, did_you_mean
 from mpcompare.numerals import short
 from mpcompare.records import write_atomically
 
-KEPT_APART = (  # of one look, and no property of the loop
+KEPT_APART = (  # facts of one look, and no property of the loop
     "updates", "skipped", "clipped_updates", "scales", "micro_batch_labels", "order", "gradient_norms",
     "backwards_left_out", "updates_before",
 )  # fmt: skip
@@ -19,22 +19,22 @@ WORDS = {
     "precision": ("fp32", "tf32", "bf16", "fp16"),
     "autocast": ("none", "bf16", "fp16"),
     "clip_place": ("after backward", "before unscaling", "after unscaling"),
-}  # of facts that are one of few
-OF_LOSSES = ("loss", "micro_batch_weights", "micro_batch_labels")  # which are not there where no loss was replayed
+}  # the values of facts that have few of them
+OF_LOSSES = ("loss", "micro_batch_weights", "micro_batch_labels")  # missing where no loss was replayed
 MOST = 4  # names that are written out
 NOT_SEEN = "not known: no layer was seen"
 NOT_BOUND = "not known: a norm was taken, and no gradient was clipped to it"
 
 
 def one(values: Sequence[Any]) -> Any:
-    """Returns the one value of a list of equal ones, else the list; None of an empty one."""
+    """Returns the one value of a list of equal values, else the list; None for an empty list."""
     if not values:
         return None
     return values[0] if all(v == values[0] for v in values) else list(values)
 
 
 def by_value(values: Mapping[str, Any]) -> Any:
-    """Returns the one value of all names, or by value the names, where they are few, else their number."""
+    """Returns the one value of all names. Else returns by value its names, or their number where they are many."""
     kinds: dict[Any, list[str]] = {}
     for name, value in values.items():
         kinds.setdefault(value, []).append(name)
@@ -61,7 +61,7 @@ def said(value: Any) -> str:
 
 
 def save(facts: Mapping[str, Any], file: str | Path) -> None:
-    """Writes a card, sorted, a fact a line or more, so that two of them are compared well."""
+    """Writes a card, sorted, a fact a line or more, so that two cards can be compared line by line."""
     text = json.dumps({"mpcompare": "watch", "facts": facts}, indent=1, sort_keys=True) + "\n"
     write_atomically(Path(file), lambda unfinished: unfinished.write_text(text))
 
@@ -70,7 +70,7 @@ def read(file: str | Path) -> dict[str, Any]:
     """Returns the facts of a card.
 
     Raises:
-        InputError: it is none.
+        InputError: the file is no card.
     """
     try:
         document = json.loads(Path(file).read_text())
@@ -86,7 +86,7 @@ def differences(facts: Mapping[str, Any], expect: Mapping[str, Any] | str | Path
     """Returns the facts that are not as expected, a line each.
 
     Raises:
-        InputError: a fact of that name is unknown, or cannot have that value, or the file is no card.
+        InputError: a fact's name is unknown, a fact cannot have its value, or the file is no card.
     """
     if not isinstance(expect, (Mapping, str, Path)):
         raise InputError("watch: expect", expect, "expected facts by name, or a file that seen.save(file) wrote")
@@ -118,7 +118,7 @@ def differences(facts: Mapping[str, Any], expect: Mapping[str, Any] | str | Path
 
 
 def _apart(name: str, found: Any, wanted: Any) -> list[str]:
-    """Returns how a fact is not as expected; of mappings, such as parameter groups, what is another in each."""
+    """Returns how a fact is not as expected; for mappings, such as parameter groups, what differs in each."""
     if isinstance(found, Mapping) and isinstance(wanted, Mapping):
         keys = [key for key in dict.fromkeys((*wanted, *found)) if not alike(found.get(key), wanted.get(key))]
         return [line for key in keys for line in _apart(f"{key} of {name}", found.get(key), wanted.get(key))]
@@ -132,7 +132,7 @@ def _apart(name: str, found: Any, wanted: Any) -> list[str]:
 
 
 def _check(name: str, value: Any) -> None:
-    """Raises InputError where a fact of this name has no such value."""
+    """Raises InputError if a fact of this name cannot have this value."""
     words = WORDS.get(name, ())
     if words and not isinstance(value, (list, tuple)) and value not in words:
         raise InputError("watch: expect", f"{name}={value}", f"expected one of {', '.join(words)}")
@@ -141,7 +141,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def alike(found: Any, wanted: Any) -> bool:
-    """Returns whether a fact is as expected; numbers in the four digits in which factors are known."""
+    """Returns whether a fact is as expected. Numbers are compared in four digits, because factors are known in four."""
     if isinstance(found, bool) or isinstance(wanted, bool):
         return found is wanted
     if isinstance(found, (int, float)) and isinstance(wanted, (int, float)):

@@ -89,13 +89,13 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
 
 
 def _inputs(seen: Sum) -> Iterator[Tensor]:
-    """Yields the tensors of real numbers that the network is given, but for those that depend on its parameters."""
+    """Yields the tensors of real numbers that the network is given, without tensors that depend on its parameters."""
     for event, call in zip(seen.calls, seen.record.calls.get(OUTPUT, ()), strict=False):
         yield from (v for at, v in enumerate(call.inputs) if is_real(v) and at not in event.given)
 
 
 def _master(step: Taken, name: str) -> str:
-    """Returns the dtype of a weight, or that of a wider copy of it that the optimizer remembers."""
+    """Returns the dtype of a weight, or the dtype of a wider copy of it that the optimizer remembers."""
     w = step.after.get(name)
     if w is not None and bool(w.any()):
         for kept in step.state_after.get(name, {}).values():
@@ -116,7 +116,7 @@ def _moments(taken: Sequence[Taken]) -> dict[str, str]:
 
 
 def _sums_of(seen: Sequence[Sum], sums: Mapping[Sum, Replayed]) -> dict[str, Any]:
-    """Returns the micro-batches of the sums: their number, the loss, and how much each of them counts."""
+    """Returns the micro-batches of the sums: their number, the loss, and how much each micro-batch counts."""
     facts: dict[str, Any] = {"micro_batches": one([len(s.roots) for s in seen])}
     weights, labels, losses = [], [], []
     for each, replay in ((s, sums[s]) for s in seen if s in sums):
@@ -146,8 +146,8 @@ def _constant_terms(seen: Sum) -> Iterator[str]:
 
 
 def _parts(seen: Sum) -> Iterator[Op]:
-    """Yields the functions of whose results the loss is a weighted sum. Those in the denominator of a Dice loss are
-    none of them."""
+    """Yields the functions whose results are the terms of the loss, a weighted sum. Functions in the denominator of a
+    Dice loss are not among them."""
     wanted = {slot for root in seen.roots for slot in root.slots}
     for op in reversed(seen.ops):
         if not wanted.isdisjoint(filter(None, op.results)):
@@ -166,8 +166,8 @@ def _loss(op: Op | None) -> str:
 
 
 def _updates_before(taken: Sequence[Taken]) -> Any:
-    """Returns how many updates each optimizer had counted before its first step; None where none
-    counts. One of several that counts none is left out."""
+    """Returns how many updates each optimizer had counted before its first step. An optimizer that does not count is
+    left out; None if none of them counts."""
     first: dict[str, Taken] = {}
     for step in taken:
         if step.state_after and not step.skipped:
@@ -219,7 +219,7 @@ def _scaling(look: Look) -> dict[str, Any]:
 def _groups(taken: Sequence[Taken]) -> list[dict[str, Any]]:
     """Returns the parameter groups of each optimizer, with their settings over its steps."""
     names: dict[tuple[str, int], set[str]] = {}
-    settings: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}  # of each group, by the step
+    settings: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}  # by group and by step
     for number, step in enumerate(taken):
         groups: dict[int, int] = {}
         for name, shared in step.settings.items():
@@ -228,7 +228,7 @@ def _groups(taken: Sequence[Taken]) -> list[dict[str, Any]]:
             settings.setdefault(key, {})[number] = shared
     found = []
     for key, steps in settings.items():
-        rates = [each.get("lr") for each in steps.values()]  # some optimizers find out their own
+        rates = [each.get("lr") for each in steps.values()]  # some optimizers find their own rate
         lr = one([None if rate is None else float(rate) for rate in rates])
         last = {kind: v for each in steps.values() for kind, v in each.items() if v is not None}
         kept = {kind: last[kind] for kind in ("weight_decay", "betas", "eps", "momentum") if kind in last}

@@ -11,8 +11,8 @@ from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.examine.numerics import short_share
 from mpcompare.watching.steps import Taken
 
-SHORT = 0.9  # the share of numbers with 16-bit digits from which all have them: a sum has them by chance at times
-SAME = 64 * UNIT_ROUNDOFF  # of factors that are one: a norm, its quotient and a product in fp32, and what they sum
+SHORT = 0.9  # a tensor has 16-bit digits if a larger share of its numbers has them: sums may have more by chance
+SAME = 64 * UNIT_ROUNDOFF  # distance of equal factors: roundings of a norm, its quotient, a product, and their sums
 
 CLIPS = ("mul", "div", "clamp")  # parts of the names of operators that clip
 
@@ -21,12 +21,12 @@ CLIPS = ("mul", "div", "clamp")  # parts of the names of operators that clip
 class HandedOn:
     """The changes of gradients between backward and step."""
 
-    factor: float  # by which all of them were multiplied, the loss scale put aside; NaN where there is none
-    one: bool  # whether that is one factor for all
-    norm: float  # of the raw gradients without the loss scale, 2-norm of all of them
+    factor: float  # the factor of all gradients together, without the loss scale; NaN where there is none
+    one: bool  # whether all gradients have this factor
+    norm: float  # the 2-norm of all raw gradients together, without the loss scale
     rest: Mapping[str, float]  # by parameter the relative norm of what no factor explains, beyond roundings
     factors: Mapping[str, float]  # by parameter its own factor, the loss scale included
-    short: list[str]  # the parameters whose gradients have 16-bit digits, and had more of them before
+    short: list[str]  # the parameters whose gradients have 16-bit digits, and had more digits before
     scale: float  # the loss scale in the raw gradients
     before_unscale: list[str]  # the operators that clipped gradients before they were unscaled, with their lines
 
@@ -43,7 +43,7 @@ class HandedOn:
 
     @property
     def still_scaled(self) -> list[str]:
-        """The parameters whose factors are the loss scale times the least one of all: nobody divided these by it."""
+        """The parameters whose factors are the loss scale times the least factor: nobody divided their gradients."""
         least = min((f for f in self.factors.values() if f > 0), default=math.nan)
         return [
             n for n, f in self.factors.items() if self.scale != 1 and math.isclose(f, self.scale * least, rel_tol=SAME)
@@ -51,7 +51,7 @@ class HandedOn:
 
     @property
     def of_scaled(self) -> float | None:
-        """A usual norm to which gradients were clipped that were still scaled; None where it is none."""
+        """The norm to which gradients were clipped while they were still scaled; None where it is no usual norm."""
         if not self.before_unscale or self.scale == 1 or not self.one or self.factor >= 1 - SAME:
             return None
         norm = self.factor * (self.norm * self.scale + 1e-6)
@@ -84,14 +84,14 @@ def handed_on(step: Taken) -> HandedOn:
     one = all(math.isclose(f, factor, rel_tol=SAME) for f in factors.values())
     norm = math.hypot(*(step.norms[n] for n in step.given if n in step.norms)) / scale
     parts = [part for part, _ in step.order]
-    # A fused optimizer unscales in its step, after all of these.
+    # A fused optimizer unscales in its step, after all these parts.
     end = parts.index("unscale") if "unscale" in parts else len(parts) if step.unscaled else 0
     earlier = [f"{part} at {line}" for part, line in step.order[:end] if any(word in part for word in CLIPS)]
     return HandedOn(factor * scale, one, norm, rest, factors, short, scale, earlier)
 
 
 def _short(values: Tensor) -> float:
-    """Returns the share of the numbers that are not 0 with no more digits than fp16 or bf16."""
+    """Returns the share of the numbers other than 0 that have no more digits than fp16 or bf16."""
     return short_share(values[values != 0])
 
 

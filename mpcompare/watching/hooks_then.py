@@ -1,5 +1,5 @@
-"""The hooks of a network's modules as they were when the loop called it: a loop may put some on for its training alone,
-such as one that adds noise to embeddings, and takes them off before its block ends."""
+"""The hooks of a network's modules as they were when the loop called it. A loop may put on a hook for its training
+alone, such as a hook that adds noise to embeddings, and take it off before the watch ends."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

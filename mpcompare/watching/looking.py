@@ -30,7 +30,7 @@ from mpcompare.watching.tape import Called
 PLAIN = (Tensor, torch.dtype, torch.device, int, float, bool, str, type(None))  # what a tape can hand on once more
 BACKWARD = (Tensor.backward, torch.autograd.backward)
 # Layers that compute in another way while a mode is entered: in evaluation and without gradients they have a fast path.
-# A loop may have such a teacher, and the watch must change none of its bits.
+# A loop may have a teacher with such layers, and the watch must change none of its bits.
 FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
@@ -44,13 +44,13 @@ class Look(TorchFunctionMode):
         self.sums = Sums(attached, self.guard)
         self.steps = Steps(attached, self.sums, self.guard, done)
         self.params, self.taken = self.sums.params, self.steps.taken
-        self.derivatives = Derivatives()  # of the user's own functions; the replays of its sums find them out
+        self.derivatives = Derivatives()  # of the user's own functions; the replays of the sums fill it
         self._handles: list[RemovableHandle] = []
         self.on = self.entered = self._left = False  # on: whether it is under way
         self._inside = 0  # calls of the network under way
         self._fast = 0  # calls of layers with a fast path under way since the modes were left
         self._called: Called | None = None
-        self._stance: Any = None  # of the compiler
+        self._stance: Any = None  # the stance of the compiler
 
     def start(self) -> None:
         """Puts the hooks on."""
@@ -81,8 +81,8 @@ class Look(TorchFunctionMode):
         return parts + [each for each in models if each not in parts]
 
     def stop(self) -> None:
-        """Takes them off. The modes are left where nobody has entered another one since; else they do nothing. Within
-        backward they cannot be left: whoever stops there stops again later."""
+        """Takes the hooks off, and leaves the modes. If somebody has entered another mode since, they stay, and do
+        nothing. Modes cannot be left within backward: a caller that stops there stops again later."""
         if self.on:
             self.on = False
             if self._stance is not None:
@@ -107,7 +107,7 @@ class Look(TorchFunctionMode):
         return bool(stack) and stack[-1] is self
 
     def _leave(self) -> bool:
-        """Leaves both modes for a layer that is no part of the network; returns whether nobody has entered another."""
+        """Leaves both modes for a layer outside the network. Returns False if somebody has entered another mode."""
         on_top = self._is_on_top() and _get_current_dispatch_mode() is self.sums.calls.noted
         if not on_top or self._inside or not self.on:
             return False
@@ -120,7 +120,7 @@ class Look(TorchFunctionMode):
         self.__enter__()
 
     def _hooks_of_fast_paths(self) -> list[RemovableHandle]:
-        """Puts hooks on all modules if a layer with a fast path is none of the network's, and returns them."""
+        """Puts hooks on all modules if a layer outside the network has a fast path, and returns the hooks."""
         own = set(map(id, self.network.modules()))
         if not any(issubclass(type(each), FAST) and id(each) not in own for each in gc.get_objects()):
             return []
@@ -182,7 +182,7 @@ class Look(TorchFunctionMode):
         return result
 
     def _is_of_loop(self) -> bool:
-        """Returns whether it is the loop's own code that calls a function."""
+        """Returns whether the loop's own code calls a function."""
         busy = self._inside or self.steps.step or self.guard.calls or own_functions.is_called() or is_transformed()
         return self.on and not busy and not in_backward()
 

@@ -1,7 +1,7 @@
 """The user's own functions, ``torch.autograd.Function``, while somebody listens to their calls.
 
 Torch tells nobody of these calls, and many functions have another name (``relu = MyReLU.apply``). So the forward method
-of each class is replaced for that time.
+of each class is replaced while somebody listens.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,8 +20,8 @@ _inside = [0]
 
 
 def listen(listener: Listener) -> None:
-    """Tells a listener of each call of a user's own function: the function and its arguments before it, and, where that
-    returns a function, node and result after it."""
+    """Tells a listener of each call of a user's own function. The listener gets the function and its arguments before
+    the call. If it returns a function, this function gets node and result after the call."""
     if not _listeners:
         for kind in _own(Function):
             _replace(kind)
@@ -47,7 +47,7 @@ def is_called() -> bool:
 
 @contextmanager
 def called() -> Iterator[None]:
-    """A forward method is being called while it is entered, so that nobody is told of others that it calls."""
+    """While it is entered, a forward method is being called. Nobody is told of functions that this method calls."""
     _inside[0] += 1
     try:
         yield
@@ -61,7 +61,7 @@ def has_context(kind: type[Function]) -> bool:
 
 
 def forward_of(kind: type[Function]) -> Callable[..., Any]:
-    """Returns the forward method of a function, which tells nobody."""
+    """Returns the forward method of a function. A call of this method is told to nobody."""
     found: Callable[..., Any] = getattr(kind.forward, "plain", kind.forward)
     return found
 

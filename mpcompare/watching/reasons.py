@@ -1,5 +1,5 @@
-"""The reasons why the layers of a sum of gradients cannot be replayed. A reason lasts as long as the calls of the
-network that it is about."""
+"""The reasons why the layers of a sum of gradients cannot be replayed. A reason is about some calls of the network, and
+lasts as long as they do."""
 
 
 class Reasons:
@@ -7,7 +7,7 @@ class Reasons:
 
     def __init__(self) -> None:
         self._found: list[tuple[str, int]] = []  # each with the number of calls of the network when it was found
-        self._old = 0  # how many of these were found before the last backward or step came to its end
+        self._old = 0  # how many of the reasons were found before the last backward or step came to its end
 
     def add(self, why: str, count: int) -> None:
         """Is told of a reason.

@@ -38,13 +38,13 @@ class FromTheRoot(Replay):
     """A replay that plays a tape: it calls the network where the loop did, and computes what the loop computed of it.
 
     Attributes:
-        events: those of the tape.
-        owned: the names of the parameters that optimizers have. Others get no gradient: nobody clears that.
+        events: the events of the tape.
+        owned: the names of the parameters that optimizers have. Others get no gradient: nobody would clear it.
         derivatives: of the user's own functions; ``finds_out`` is whether this replay finds out which are wrong.
         kernels: what torch's own layers make of the recorded operands.
-        shares: found when it has run: of each loss that a root is made of, the derivative of the root by it; None is
-            the loss that the network takes itself.
-        own: found when it has run: the errors of their gradients, where no other layer has a part in these.
+        shares: found when it has run: for each loss that a root is made of, the derivative of the root by this loss.
+            None in the place of a loss is the loss that the network takes itself.
+        own: found when it has run: the errors of the kernels' gradients, where no other layer has a part in these.
     """
 
     events: tuple[Event, ...] = ()
@@ -58,7 +58,7 @@ class FromTheRoot(Replay):
         self.events, self.owned = tuple(seen.tape), frozenset(seen.owned)
 
     def whole(self, name: str, gradient: Tensor) -> None:
-        """Compares what torch's own layers make with a gradient, and hands that on."""
+        """Compares the gradient that torch's own layers make with the exact one, and hands the gradient on."""
         if name in self.kernels.grads and self.sums.sources[name] <= self.kernels.layers:
             self.own[name] = gradient_error(self.kernels.grads[name], gradient)
         super().whole(name, gradient)
@@ -78,8 +78,8 @@ class FromTheRoot(Replay):
         network."""
         values: dict[Slot, Tensor] = {}
         self.latest: Called | None = None
-        self.outputs: dict[str, list[Any]] = {}  # by module with inner values those of its calls
-        self.times_made: Counter[tuple[str, int]] = Counter()  # of each inner value
+        self.outputs: dict[str, list[Any]] = {}  # by module with inner values the outputs of its calls
+        self.times_made: Counter[tuple[str, int]] = Counter()  # how often each inner value was made
         self.own: dict[str, GradientError] = {}
         self.written = {op.writes for op in self.events if isinstance(op, Op) and op.writes is not None}
         number, loss, self.exact = 0, 0.0, 0.0
@@ -102,7 +102,7 @@ class FromTheRoot(Replay):
                             losses.append((None, value))
             elif isinstance(event, Op):
                 is_between = id(event) in between  # two calls: it is rounded as the work between two layers is
-                # One that casts to 16 bits is rounded as a whole: the replay casts nothing.
+                # A function that casts to 16 bits is rounded as a whole: the replay casts nothing.
                 is_short = not set(HALF).isdisjoint(event.dtypes) or "_to_copy" in event.within
                 self.loss_is_rounded |= bool(event.within)
                 self.passing("forward" if is_between or is_short else "loss")
@@ -147,7 +147,7 @@ class FromTheRoot(Replay):
 
     @contextmanager
     def _keeping(self, inner: Sequence[Inner], values: dict[Slot, Tensor]) -> Iterator[None]:
-        """Keeps values that the network computes in the call that is made while it is entered."""
+        """Keeps the inner values of the call of the network that is made while it is entered."""
         self.outputs = {each.module: [] for each in inner if not each.attribute}
         modules = {name: self.network.get_submodule(name) for name in self.outputs if name not in self.record.calls}
         with ExitStack() as hooks:
@@ -164,7 +164,7 @@ class FromTheRoot(Replay):
             values[each.slot] = self._gone_on_from(each, made[each.place])
 
     def _gone_on_from(self, inner: Inner, value: Tensor) -> Tensor:
-        """Compares an inner value with the one that the loop had, and goes on from the loop's, as at a layer."""
+        """Compares an inner value with the loop's value, and goes on from the loop's value, as at a layer."""
         if not inner.attribute and inner.module in self.record.calls:
             return value
         number = self.times_made[inner.name, inner.place]
@@ -192,8 +192,8 @@ class FromTheRoot(Replay):
         """Calls a function again, with the values that it is given here.
 
         Args:
-            rounds: whether the operators that it calls may round their results, as those of layers do.
-            within: those that may, where not all may.
+            rounds: whether the operators that it calls may round their results, as the operators of layers do.
+            within: the operators that may round, where not all may.
         """
         if op.state is not None:
             op.generator.set(op.state)
@@ -212,15 +212,15 @@ class FromTheRoot(Replay):
             if slot is not None:
                 is_written = slot in self.written
                 is_stored = (dtype in HALF or (self.stores_all and is_real(value))) and op.writes is None
-                # A value that is written into later must not be a view that a function of ours made, nor be the base of
-                # one. A view has the numbers of its base, which are stored.
+                # A value that is written into later must not be a view that a function of ours made, nor the base of
+                # such a view. A view has the numbers of its base, which are stored.
                 is_stored &= not (self.written and is_real(value) and value._is_view())
                 stored = _Stored.apply(value, self) if is_stored else value
                 values[slot] = stored.clone() if is_stored and is_written else stored
 
     def _round_within(self, results: list[Tensor], given: list[Tensor]) -> None:
-        """Lets the operators of backward round within a function that calls several, such as one that normalizes rows:
-        what it passes down is a rest of terms that are rounded."""
+        """Lets the operators of backward round within a function that calls several, such as a function that normalizes
+        rows. Terms that are rounded cancel there, and the rest is passed down."""
         above: set[Any] = {value.grad_fn for value in given} | {None}
         left: list[Any] = [value.grad_fn for value in results]
         nodes: list[Any] = []
@@ -264,7 +264,7 @@ class FromTheRoot(Replay):
 
 
 class _Within(TorchDispatchMode):
-    """Lets some operators of a function round their results, as those of layers do, and the others not."""
+    """Lets some operators of a function round their results, as the operators of layers do, and others not."""
 
     def __init__(self, names: Collection[str], passing: Callable[[str], None]) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ class _Within(TorchDispatchMode):
 
 
 def _move_buffers(network: nn.Module, left: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Gives a network the buffers that a call found, where the call before left others."""
+    """Gives a network the buffers that a call found, if the call before it left other buffers."""
     for prefix, module in network.named_modules():
         for name, b in module._buffers.items():
             full = f"{prefix}.{name}" if prefix else name
@@ -288,11 +288,11 @@ def _move_buffers(network: nn.Module, left: Mapping[str, Tensor], found: Mapping
 
 
 class NotInFloat64Error(Exception):
-    """A function of the user's own cannot be called with numbers in float64; its name."""
+    """A function of the user's own cannot be called with numbers in float64. The message is its name."""
 
 
 class _Stored(torch.autograd.Function):
-    """A number that the loop kept in 16 bits, and so its gradient; or one of any format, whose terms are counted."""
+    """A number that the loop kept in 16 bits, and its gradient; or a number of any format, whose terms are counted."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, replay: FromTheRoot) -> Tensor:
@@ -327,7 +327,7 @@ def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module
     for module in copied.modules():
         if hasattr(module, "sparse"):
             module.sparse = False  # type: ignore[assignment] # the gradient of an embedding; its numbers are the same
-        if "_original_forward" in vars(module):  # Accelerate has put one in its place, which enters autocast
+        if "_original_forward" in vars(module):  # Accelerate has put a forward in its place that enters autocast
             module.__dict__["forward"] = vars(module)["_original_forward"]
     with torch.no_grad():
         for name, b in copied.named_buffers():

@@ -16,7 +16,7 @@ from mpcompare.tasks.optimizers import OF_TORCH, Adam, AdamW, Coarse, Optimizer,
 from mpcompare.verdict.examine.seen import Remembered
 from mpcompare.verdict.examine.widened import Widened
 
-# Words in the names of optimizers that are no Adam and no SGD, such as NAdam, AdamP and SGDScheduleFree.
+# Words in the names of optimizers that are neither Adam nor SGD, such as NAdam, AdamP and SGDScheduleFree.
 OTHERS = {"N", "R", "Q", "P", "K", "Y", "Mini", "Bound", "Schedule", "Free", "Prodigy"}
 COARSE = {"bf16": 2.0**16, "fp16": 2.0**13}  # unit roundoffs over fp32's
 
@@ -25,10 +25,10 @@ COARSE = {"bf16": 2.0**16, "fp16": 2.0**13}  # unit roundoffs over fp32's
 class Rule:
     """A rule of one group of parameters."""
 
-    name: str  # of the optimizer
-    known: Optimizer | None  # in our own terms, whose known mistakes have names; None of any other
+    name: str  # the name of the optimizer
+    known: Optimizer | None  # our own class of it, whose known mistakes have names; None for any other optimizer
     make: Any = None  # makes the optimizer of one parameter, where ``known`` is None
-    kinds: Mapping[str, int] | None = None  # the dimensions of what it remembers
+    kinds: Mapping[str, int] | None = None  # the number of dimensions of each tensor that the optimizer remembers
 
     def replay(self, dtype: str, moments: Collection[str]) -> UpdateReplay:
         """Returns a new replay of a parameter that is kept in ``dtype``, and remembered in the dtypes ``moments``."""
@@ -42,8 +42,8 @@ def rules_of(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], stat
     """Returns the rules that an optimizer may follow, the likeliest first; its own code is the last one.
 
     Args:
-        settings: those of the parameter's group.
-        state: what it remembers of the parameter.
+        settings: the settings of the parameter's group.
+        state: what the optimizer remembers of the parameter.
     """
     name, found = type(optimizer).__name__, []
     torchs = type(optimizer).__module__.startswith("torch.optim")
@@ -86,13 +86,13 @@ def rules_of(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], stat
 
 
 def _numbers(setting: Any) -> Any:
-    """Returns a setting with the numbers of tensors, which torch takes in the place of numbers, too."""
+    """Returns a setting with numbers in the place of tensors of one number, which torch takes, too."""
     if isinstance(setting, (list, tuple)):
         return tuple(map(_numbers, setting))
     return setting.item() if isinstance(setting, Tensor) else setting
 
 
-# Settings of Adam, AdamW and SGD, also of those of apex and DeepSpeed. Any other may make an optimizer of another rule.
+# Settings of Adam, AdamW and SGD in torch, apex and DeepSpeed. An optimizer with any other may have another rule.
 KNOWN = {
     "amsgrad", "maximize", "nesterov", "foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay",
     "bias_correction", "adam_w_mode", "dampening", "betas",
@@ -100,8 +100,8 @@ KNOWN = {
 
 
 def is_by_name(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> bool:
-    """Returns whether an optimizer is one of torch's that we know, or whether the name of its class says that it is an
-    Adam, an AdamW or an SGD, and its settings say no more."""
+    """Returns whether an optimizer is one of torch's that we know. If it is not, the name of its class must say that it
+    is Adam, AdamW or SGD, and its settings must say no more."""
     if isinstance(optimizer, tuple(OF_TORCH)):
         return True
     words = re.findall("SGD[A-Z]?|[A-Z][a-z]*", type(optimizer).__name__)

@@ -1,6 +1,6 @@
 """``GradScaler``, looked at while a loop is watched: whoever calls ``step(optimizer)`` is the scaler of that loop.
 
-With an optimizer that is not fused a skipped step calls no hook of it, so the scaler itself must be asked.
+A skipped step calls no hook of an optimizer that is not fused, so the scaler itself must be asked.
 """
 
 import functools
@@ -44,7 +44,7 @@ def look(looker: Looker) -> None:
 
 
 def look_away(looker: Looker) -> None:
-    """Tells it no more; the last one leaves the class as it was."""
+    """Tells a looker no more. The last one leaves the class as it was."""
     _lookers.remove(looker)
     if not _lookers:
         for name in LOOKED_AT:
@@ -63,15 +63,15 @@ def _told(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def found_inf(scaler: Any, optimizer: torch.optim.Optimizer | None = None) -> bool:
-    """Returns whether a scaler has found inf or NaN in the gradients of an optimizer since its last ``update``; None:
-    in those of any."""
+    """Returns whether a scaler has found inf or NaN in the gradients of an optimizer since its last ``update``. If
+    ``optimizer`` is None, the gradients of any optimizer count."""
     every = scaler._per_optimizer_states
     states = every.values() if optimizer is None else [every[id(optimizer)]]
     return any(bool(value) for state in states for value in state.get("found_inf_per_device", {}).values())
 
 
 def policy_of(scaler: Any) -> LossScale | None:
-    """Returns the policy of a scaler from where it is now on; None where it is none of ours."""
+    """Returns the policy of a scaler from its present scale on; None where we have no such policy."""
     factors = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
     try:
         policy = DynamicLossScale(float(scaler.get_scale()), *factors)

@@ -1,4 +1,4 @@
-"""The update that is compared, as one line of a terminal: each of them takes as long as many steps."""
+"""The update that is compared, as one line of a terminal: a comparison takes as long as many steps."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ def one_by_one(updates: Sequence[Sum]) -> Iterator[Sum]:
 
     console = Console(stderr=True)
     columns = TextColumn("comparing update {task.fields[number]} of {task.total}"), BarColumn(), TimeElapsedColumn()
-    to_terminal = sys.stdout is not None and sys.stdout.isatty()  # what a network prints into a file stays in it
+    to_terminal = sys.stdout is not None and sys.stdout.isatty()  # a network's output to a file stays there
     with Progress(
         *columns, console=console, transient=True, redirect_stdout=to_terminal, disable=not console.is_terminal
     ) as progress:

@@ -17,7 +17,7 @@ class HowFar:
     # by the name of each layer that was called, whether an error of ``COARSEST`` would be found in at least one update
     layers: dict[str, bool]
     parameters: dict[str, bool]  # by the name of each parameter that got a gradient, the same
-    blind: list[str]  # the layers and parameters that were compared, and in which such an error would not be found
+    blind: list[str]  # the layers and parameters that were compared, but in which no such error would be found
     resolution: float  # the relative error that would be found in at least half of the gradients
     not_flagged: list[str]  # errors that were planted into what was found, and are not flagged, in words
 

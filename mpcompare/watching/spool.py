@@ -1,9 +1,9 @@
 """Copies of tensors in a file without a name, which is mapped into memory: the system may write them out.
 
 A watched step keeps what each layer was given and returned until it is compared. That is several times as large as the
-training itself, so it must not be memory that only swapping frees, nor memory of a GPU: what is compared next alone is
-brought back there. The copies are written to the file, and not to the map: a map takes a page fault for each of its
-pages, and a copy takes twice as long.
+training itself. So it must not lie in memory that only swapping frees, nor in memory of a GPU: only what is compared
+next is brought back to the GPU. The copies are written to the file, and not to the map: a map takes a page fault for
+each of its pages, and a copy takes twice as long.
 """
 
 import copy
@@ -30,13 +30,13 @@ T = TypeVar("T")
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """No mode sees what is computed while it is entered. The modes of the watch take longer than the copies."""
+    """While it is entered, no mode sees what is computed. The modes of the watch take longer than the copies."""
     with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 
 
 def on_devices(value: Any, devices: Mapping[Tensor, torch.device], known: dict[int, tuple[Any, Any]]) -> Any:
-    """Returns a value of ours with the tensors within it on these devices; others stay where they are.
+    """Returns a value of ours with the tensors within it on these devices. Other tensors stay where they are.
 
     Args:
         known: by ``id`` the values that were met before, and what stands for each.
@@ -60,9 +60,9 @@ def on_devices(value: Any, devices: Mapping[Tensor, torch.device], known: dict[i
 
 
 class Spool:
-    """Makes copies. What they share is freed with the last one of them.
+    """Makes copies. Memory that copies share is freed with the last of them.
 
-    What one layer returns, the next is often given. A tensor that still has the bits of its last copy gets that copy.
+    A layer is often given what the layer before returned. A tensor that still has the bits of its last copy gets it.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Spool:
         self._file: IO[bytes] | None = None
         self._map: mmap.mmap | None = None
         self._start = self._used = self._size = 0
-        self._free: list[int] = []  # where the pieces begin whose copies are all gone
+        self._free: list[int] = []  # the beginnings of the pieces whose copies are all gone
         self._last: dict[tuple[int, torch.Size, tuple[int, ...]], weakref.ref[Tensor]] = {}  # by place and layout
 
     def copy(self, tensor: Tensor) -> Tensor:

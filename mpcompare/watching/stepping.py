@@ -28,18 +28,18 @@ class Steps:
     def __init__(self, attached: Attached, sums: Sums, guard: Guard, done: Callable[[], None]) -> None:
         self.attached, self.sums, self.guard, self._done = attached, sums, guard, done
         self.taken: list[Taken] = []
-        self.step: Taken | None = None  # the one that is under way
-        self.scaler: Any = None  # the one that multiplied the loss, or that called ``step``
-        self.policy: LossScale | None = None  # its policy as it was when it was found; None where it is none of ours
-        self.scales: list[ScaleChange] = []  # the calls of its ``update``
-        self.scaling = False  # whether it multiplies a loss at the moment
-        self.unscaled = False  # whether it has divided the gradients
-        self._by_scaler = False  # whether it calls ``step``
+        self.step: Taken | None = None  # the step that is under way
+        self.scaler: Any = None  # the scaler that multiplied the loss, or that called ``step``
+        self.policy: LossScale | None = None  # the scaler's policy when the scaler was found; None: not one of ours
+        self.scales: list[ScaleChange] = []  # the calls of the scaler's ``update``
+        self.scaling = False  # whether the scaler multiplies a loss at the moment
+        self.unscaled = False  # whether the scaler has divided the gradients
+        self._by_scaler = False  # whether the scaler calls ``step``
         self._generator = DeviceGenerator(next(iter(sums.params.values())).device)
-        self._drawn = self._generator.get()  # its state before the step that is under way
+        self._drawn = self._generator.get()  # the generator's state before the step that is under way
 
     def before(self, name: str, args: Any, kwargs: Any) -> Any:
-        """Looks at what an optimizer is given; where a closure makes that, at the end of the closure."""
+        """Looks at the gradients that an optimizer is given. If a closure makes them, it looks after the closure."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._given(name)
@@ -61,7 +61,7 @@ class Steps:
 
     def _given(self, name: str) -> None:
         optimizer, taken, by = self.attached.optimizers[name], self._taken(name), 1.0
-        if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a fused one unscales by itself
+        if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a fused optimizer unscales by itself
             by, taken.unscaled = 1.0 / float(scale), True
         found = {n: p.grad for n, p in self._owned(name) if p.grad is not None}
         with unseen():
@@ -109,7 +109,7 @@ class Steps:
         """Looks at what an optimizer has made."""
         if (taken := self.step) is not None:
             self.step, taken.drew = None, not torch.equal(self._drawn, self._generator.get())
-            inf = getattr(self.attached.optimizers[name], "found_inf", None)  # of a fused one
+            inf = getattr(self.attached.optimizers[name], "found_inf", None)  # a fused optimizer has it
             taken.skipped = inf is not None and bool(inf)
             self._finish(taken)
 

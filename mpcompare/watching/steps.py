@@ -31,20 +31,20 @@ class Sum:
     tape: list[Event]  # everything between the network's output and ``backward``
     grads: dict[str, LeftGradient]  # before anything changed them
     weights: Params  # as the first call of the network had them
-    first: Called | None  # that call; None where none was seen
+    first: Called | None  # the first call; None where none was seen
     buffers_after: Params  # after the last call that is a part of it
     # the parameters whose gradients hold the gradients of the update before, too, as the step left them
     stale: list[str]
     dropped: int  # the number of backward passes whose gradients were cleared before an update used them
-    given_up: int  # the number of those whose gradients held inf or NaN, and were cleared before
+    given_up: int  # the number of such passes whose gradients held inf or NaN, and so were cleared
     hidden: str  # why the layers cannot be replayed; empty where they can
     training: bool  # whether the network was in training mode
     owned: set[str]  # the names of the parameters that the optimizers have
-    hooked: set[str]  # the names of those whose gradients hooks of the loop may change
+    hooked: set[str]  # the names of the parameters whose gradients hooks of the loop may change
     autocast: str  # the dtype of autocast in its layers; empty where there was none
     tf32: bool  # whether products of fp32 numbers may have been in TF32
-    # the norm to which they were clipped between two backward passes, and the line. It is empty where they were not
-    # clipped there, or where these passes are of several losses
+    # the norm to which the gradients were clipped between two backward passes, and the line; empty where they were not
+    # clipped there, or where the two passes are of different losses
     clipped: str = ""
 
     @property
@@ -68,7 +68,7 @@ class Sum:
         return any(op.scaled for op in self.ops)
 
     def factors(self) -> Iterator[tuple[float, Op]]:
-        """Yields the numbers that no function on the tape made, and by which a function on it multiplies."""
+        """Yields the numbers by which functions on the tape multiply, and which no function on the tape made."""
         for op in self.ops:
             for leaf in op.leaves if op.name in PRODUCTS else ():
                 if isinstance(leaf, (int, float)) or (isinstance(leaf, Tensor) and leaf.numel() == 1):
@@ -91,11 +91,11 @@ class Taken:
     """One step of an optimizer, some elements of each tensor."""
 
     optimizer: str  # its name
-    sum: Sum | None  # of the gradients; None where there was no backward since the last step
-    settings: Mapping[str, dict[str, Any]]  # of each parameter its group's
+    sum: Sum | None  # the sum of its gradients; None where there was no backward since the last step
+    settings: Mapping[str, dict[str, Any]]  # by parameter the settings of its group
     given: Params = field(default_factory=dict)  # the gradients as the optimizer got them
     finite: bool = True  # whether the gradients that the optimizer got were finite
-    norm: float = math.nan  # the norm of all of them, where torch's function was asked to clip them; else NaN
+    norm: float = math.nan  # the norm of all these gradients if torch's function was asked to clip them; else NaN
     called: Params = field(default_factory=dict)  # the weights in forward
     before: Params = field(default_factory=dict)  # the weights before the step
     after: Params = field(default_factory=dict)  # the weights after the step
@@ -104,14 +104,14 @@ class Taken:
     scale: float = 1.0  # the loss scale; 1 without a scaler
     by_scaler: bool = False  # whether a scaler called the step
     scaled: bool = False  # whether the loss was multiplied by the scale
-    unscaled: bool = False  # whether the gradients were divided by it
-    skipped: bool = False  # whether the scaler left it out
+    unscaled: bool = False  # whether the gradients were divided by the scale
+    skipped: bool = False  # whether the scaler left the step out
     order: list[tuple[str, str]] = field(default_factory=list)  # the parts of the step: what was done, and the line
     # the norm, and its type, to which ``clip_grad_norm_`` was asked to clip; None where nobody asked
     asked: tuple[float, float] | None = None
-    outside: dict[str, float] = field(default_factory=dict)  # the norms of gradients that no optimizer has, then
-    dtypes: dict[str, str] = field(default_factory=dict)  # of the parameters
-    # the parameters whose gradient is sparse, and has several parts of a row, which are added one by one
+    outside: dict[str, float] = field(default_factory=dict)  # norms, at the clip, of gradients that no optimizer has
+    dtypes: dict[str, str] = field(default_factory=dict)  # the dtypes of the parameters
+    # the parameters whose gradient is sparse, and has a row in several parts, which are added one by one
     row_by_row: frozenset[str] = frozenset()
     closures: int = 0  # how often the optimizer called its closure again
     drew: bool = False  # whether the optimizer drew random numbers of torch
@@ -124,17 +124,17 @@ class Taken:
 
     @property
     def norms(self) -> dict[str, float]:
-        """By parameter the norm of all of a raw gradient."""
+        """By parameter the norm of its whole raw gradient."""
         return {n: g.norm for n, g in self._grads()}
 
     @property
     def overflowed(self) -> list[str]:
-        """The parameters that the optimizer got with a gradient, which held inf or NaN as backward left it."""
+        """The parameters of the optimizer whose gradients held inf or NaN as backward left them."""
         return [n for n, norm in self.norms.items() if n in self.given and not math.isfinite(norm)]
 
     @property
     def losses(self) -> list[float]:
-        """Those of the backward passes that its gradients come from."""
+        """The losses of the backward passes that its gradients come from."""
         return [root.loss for root in self.sum.roots] if self.sum else []
 
     def _grads(self) -> list[tuple[str, LeftGradient]]:

@@ -1,7 +1,7 @@
 """Follows the sums of gradients: where they begin, what they are made of, and what is done to them.
 
-A sum begins where a backward finds no gradient. Neither ``zero_grad`` nor a step tells: a skipped step is called by
-nobody, and loops clear their gradients before, between and after.
+A sum begins where a backward finds no gradient. Neither ``zero_grad`` nor a step tells: nobody calls a skipped step,
+and loops clear their gradients before, between and after.
 """
 
 import math
@@ -35,9 +35,9 @@ class Sums:
     def __init__(self, attached: Attached, guard: Guard) -> None:
         self.attached, self.calls = attached, Calls(attached.network, guard)
         self.params, self.spool = self.calls.params, self.calls.spool
-        self.order: list[tuple[str, str]] = []  # what was done to them since the last backward: each part and its line
-        self.asked: tuple[float, float] | None = None  # norm and type to which torch was asked to clip them since then
-        self.outside: dict[str, float] = {}  # the norms that it then had, of gradients that no optimizer has
+        self.order: list[tuple[str, str]] = []  # what was done to gradients since the last backward, with lines
+        self.asked: tuple[float, float] | None = None  # norm and type to which torch was asked to clip since then
+        self.outside: dict[str, float] = {}  # the norms, at the clip, of gradients that no optimizer has
         self.places: dict[int, str] = {}  # the parameters of gradients, by the place of their numbers in memory
         self.used = 0  # the number of the last backward that a step used
         self.clipped_early = ""  # the line that clips before backward has made any gradient
@@ -47,13 +47,13 @@ class Sums:
         self._clips = False  # whether the gradients of the last step were clipped by torch's function
         self.backwards = self._dropped = self._given_up = 0
         self._left: dict[str, Tensor] = {}  # the gradients that backward left
-        self._versions: dict[str, int] = {}  # how often each had been written to
-        self._kept: dict[str, LeftGradient] | None = None  # as they were before anything changed them
+        self._versions: dict[str, int] = {}  # how often each gradient had been written to
+        self._kept: dict[str, LeftGradient] | None = None  # the gradients before anything changed them
         self._closed: Sum | None = None
-        self._stale: list[str] = []  # the parameters whose gradients hold those of the update before, too
-        self._meant: set[str] = set()  # some of them, changed by the loop since the step, as by a momentum by hand
+        self._stale: list[str] = []  # the parameters whose gradients hold the gradients of the update before, too
+        self._meant: set[str] = set()  # the stale ones that the loop changed since the step, as by a momentum by hand
         self._stepped: dict[str, int] = {}  # how often each gradient had been written to at the last step
-        self._read = False  # whether the loop has read gradients since the last backward, but for clipping them
+        self._read = False  # whether the loop has read gradients since the last backward, other than to clip them
         self._stopped = False  # whether the last backward has stopped with an error
 
     def owned(self) -> set[str]:
@@ -122,7 +122,7 @@ class Sums:
             self._stale = []
             made = self.calls.made()
             used = [called for called in made if called.passes]
-            # Their gradients may have moved the weights, or belong to the inputs.
+            # The gradients of such calls may have moved the weights, or belong to the inputs.
             meant = any(called.moves < self.calls.moves for called in used) or any(called.foreign for called in made)
             if self.used < self.backwards - 1 and used and not meant:
                 roots = len(self.calls.roots())
@@ -145,7 +145,7 @@ class Sums:
         elif self.asked is not None and self._is_changed():
             self.calls.hide("the loop clips the gradients between its backward passes")
             lines = {each.line for each in self.calls.roots()}
-            if lines == {root.line}:  # parts of one sum; those of several losses may be meant to be clipped apart
+            if lines == {root.line}:  # one loss; several losses may be clipped apart on purpose
                 self._clipped = f"to {self.asked[0]:g} ({next(line for part, line in self.order if part == 'norm')})"
 
     def _fresh(self) -> None:
@@ -159,14 +159,14 @@ class Sums:
         return any(not same_bits(in_part(numbers(self._left[name])), g.part) for name, g in kept.items())
 
     def _is_left(self, name: str) -> bool:
-        """Returns whether a gradient is as the last backward left it; so may one be that is 0."""
+        """Returns whether a gradient is as the last backward left it. A gradient of 0 may be so, too."""
         grad = self.params[name].grad
         if grad is None or grad is not self._left.get(name) or any("zero" in part for part, _ in self.order):
             return False
         return grad._version == self._versions[name]
 
     def touched(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Is told of each function that is called before it is, and notes what is done with gradients."""
+        """Is told of each function before it is called, and notes what is done with gradients."""
         name = str(getattr(func, "__name__", ""))
         if func in CLIPPING:
             if self.used == self.backwards and not any(_is_there(p.grad) for p in self.params.values()) and _asked():
@@ -230,8 +230,8 @@ class Sums:
         """Returns the sum that is there; None where no backward came since the last step that closed one.
 
         Args:
-            names: the parameters that are updated with it. Others may still have their gradients of an update before,
-                as a discriminator has that the loss of a generator goes through.
+            names: the parameters that are updated with it. Others may still have the gradients of an earlier update, as
+                a discriminator has if the loss of a generator goes through it.
         """
         if self._closed is not None or not self._left or self.used == self.backwards:
             return self._closed
@@ -275,7 +275,7 @@ class Sums:
             self.calls.moved_on()
 
     def forget(self) -> None:
-        """Lets go of everything that only the next step would need."""
+        """Frees everything that only the next step would need."""
         self._left, self.places, self._kept, self._closed = {}, {}, None, None
         self.calls.moved_on()
 
@@ -286,7 +286,7 @@ def _given(args: Any, kwargs: Any, place: int, name: str) -> Any:
 
 
 def hooks_after(p: Tensor) -> bool:
-    """Returns whether hooks are called when the gradient of a parameter is there, as of one that is updated then."""
+    """Returns whether hooks are called when the gradient of a parameter is there, such as hooks that update it."""
     return bool(getattr(p, "_post_accumulate_grad_hooks", None))
 
 
@@ -301,7 +301,7 @@ def _place(tensor: Tensor) -> int:
 
 
 def _asked() -> tuple[float, float] | None:
-    """Returns the norm, and its type, to which torch's function is asked to clip that calls us; None if none does."""
+    """Returns the norm, and its type, to which torch's function clips if it calls us; None if it does not call us."""
     for frame, _ in walk_stack(sys._getframe(1)):
         if frame.f_globals.get("__name__") == "torch.nn.utils.clip_grad" and "max_norm" in frame.f_locals:
             return float(frame.f_locals["max_norm"]), float(frame.f_locals.get("norm_type", 2.0))

@@ -29,7 +29,7 @@ class Slot:
     """A value of the tape."""
 
     first: Tensor | None = None  # the value itself where the tape did not compute it
-    hidden: str = ""  # what it depends on that nobody saw; empty where all is known
+    hidden: str = ""  # a function that it depends on and nobody saw; empty where all are known
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Own:
 
 @dataclass(frozen=True)
 class Inner:
-    """A value that the network computes within a call and does not return, and that the loop uses. It is an output of a
-    layer that a hook collects, or an auxiliary loss in an attribute."""
+    """A value that the network computes within a call and does not return, but that the loop uses. A hook may collect
+    the output of a layer, or an attribute may hold an auxiliary loss."""
 
     slot: Slot
     value: Tensor
     module: str  # the name of the module that returns the value, or has it in an attribute
-    number: int  # the number of the module's call within the call of the network; 0 of an attribute
-    attribute: str  # the name of the attribute; empty of an output
+    number: int  # the number of the module's call within the call of the network; 0 for an attribute
+    attribute: str  # the name of the attribute; empty for an output
     place: int  # the place of the value in the output, or in the attribute, as a flat list
 
     @property
@@ -59,10 +59,11 @@ class Inner:
 
 @dataclass(eq=False)
 class Called:
-    """A call of the network, or of a part of it: the slots of its outputs, and the states of the generators, the
-    buffers, the plain attributes of each module, the parameters that required a gradient and the dtype of autocast when
-    it began. ``moves`` counts how often the loop had moved the weights without a step, ``number`` the calls of the
-    network. ``after`` has the buffers when it ended, and ``inner`` are the values within it that the loop uses."""
+    """A call of the network, or of a part of it. It has the slots of its outputs. It has the states of the generators,
+    the buffers, the plain attributes of each module, the parameters that required a gradient and the dtype of autocast
+    as they were at its beginning. ``moves`` counts how often the loop had moved the weights without a step, ``number``
+    the calls of the network. ``after`` has the buffers at its end. ``inner`` are the values within it that the loop
+    uses."""
 
     part: str  # the name of the module that the loop calls; empty: all of the network
     slots: list[Slot | None]
@@ -71,8 +72,8 @@ class Called:
     attributes: Attributes
     trained: frozenset[str]
     first: dict[str, int]  # by layer the number of calls before it
-    begins: int  # the number that autograd gave the function before those of the network
-    # by place the inputs that depend on parameters, or that the loop computes of the outputs of other calls
+    begins: int  # the number that autograd gave the last function before the functions of the network
+    # by place the inputs that depend on parameters, or that the loop computes from the outputs of other calls
     given: dict[int, Slot | Own]
     foreign: bool = False  # whether its inputs require gradients
     moves: int = 0
@@ -84,12 +85,12 @@ class Called:
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
     inner: list[Inner] = field(default_factory=list)
     only: frozenset[int] | None = None  # the backward passes whose gradients a replay takes; None: all
-    # returns None when the graph of its outputs is gone, as where a loop detaches an image
+    # returns None if the graph of its outputs is gone, as it is if a loop detaches an image
     graph: Callable[[], object | None] = lambda: True
 
     @property
     def passes(self) -> frozenset[int]:
-        """The numbers of the backward passes that have come to any of its layers."""
+        """The numbers of the backward passes that have come to one of its layers."""
         layers = [call for calls in self.layers.values() for call in calls]
         return frozenset(number for call in layers for number in (call.first, *call.later)) - {-1}
 
@@ -100,24 +101,24 @@ class Called:
 
 @dataclass(eq=False)
 class Op:
-    """A function of torch that the loop calls, or one of the user's own."""
+    """A function of torch, or of the user's own, that the loop calls."""
 
-    func: Callable[..., Any]  # of the user's own the class
+    func: Callable[..., Any]  # the function; the class of a function of the user's own
     # leaves, spec: its arguments; a slot, or a parameter, in the place of each tensor that depends on one
     leaves: list[Any]
     spec: TreeSpec
-    hidden: str  # where one of its arguments comes from that nobody saw; empty where all are known
-    generator: DeviceGenerator  # of the device of its first tensor
-    state: Tensor | None  # of that generator before it; None where it drew no random numbers
+    hidden: str  # an unseen function that one of its arguments comes from; empty where all are known
+    generator: DeviceGenerator  # the generator of its first tensor's device
+    state: Tensor | None  # the state of the generator before the call; None where it drew no random numbers
     scaled: bool  # whether a ``GradScaler`` called it
-    line: str  # of the user's code
+    line: str  # the line of the user's code
     labels: int | None  # how many labels a loss counted
     mutates: bool  # whether it writes into its first argument
-    # the slots of its results; this and what follows is known when it has returned
+    # the slots of its results; this field and the next ones are known when it has returned
     results: list[Slot | None] = field(default_factory=list)
-    dtypes: list[torch.dtype | None] = field(default_factory=list)  # theirs
+    dtypes: list[torch.dtype | None] = field(default_factory=list)  # the dtypes of its results
     scalar: bool = False  # whether it returned one number
-    # by operator that it called the format of 16 bits in which that returned its results
+    # by operator that it called the format of 16 bits of the operator's results
     short: dict[str, torch.dtype] = field(default_factory=dict)
     writes: Slot | None = None  # the slot that it wrote into; None where it wrote into nothing
 
@@ -138,8 +139,8 @@ class Op:
             self.state = None
 
     def calls(self, operator: Any, result: Any) -> None:
-        """Is told of an operator that it has called. Whatever it returns itself, autocast on a GPU lets some operators
-        within it compute in 16 bits, such as the ``log_softmax`` of a ``cross_entropy``."""
+        """Is told of an operator that the function has called. Whatever the function returns, autocast on a GPU lets
+        some operators within it compute in 16 bits, such as the ``log_softmax`` of a ``cross_entropy``."""
         found = result if isinstance(result, (tuple, list)) else (result,)
         formats = [t.dtype for t in found if isinstance(t, Tensor) and t.dtype in HALF]
         if formats and not operator.is_view:
@@ -147,7 +148,7 @@ class Op:
 
     @property
     def within(self) -> dict[str, torch.dtype]:
-        """By operator that computed in 16 bits their format; empty where its own results have 16 bits, too."""
+        """By operator that computed in 16 bits its format; empty where the function's own results have 16 bits, too."""
         return self.short if set(HALF).isdisjoint(self.dtypes) else {}
 
     def needs(self) -> Iterator[Slot]:
@@ -159,16 +160,16 @@ class Op:
 class Root:
     """A call of ``backward``."""
 
-    slots: list[Slot]  # that it begins at
-    gradients: list[Tensor | None]  # that it was given
+    slots: list[Slot]  # the slots that it begins at
+    gradients: list[Tensor | None]  # the gradients that it was given
     # loss, line: its loss, and the line of the user's code
     loss: float
     line: str
-    hidden: str = ""  # what the loss depends on that no function of torch made; empty where all was seen
-    # of a loss that is hidden, or may turn out so, the parameters on which it depends, but not through the network
+    hidden: str = ""  # the function, none of torch's, that the loss depends on; empty where all was seen
+    # for a loss that is hidden, or may turn out so, the parameters on which it depends outside the network
     uses: frozenset[str] = frozenset()
     on_inner: bool = False  # whether it depends on inner values of the network, and not on its outputs alone
-    # the numbers of its backward passes: a reentrant checkpoint has one of its own
+    # the numbers of its backward passes: a reentrant checkpoint has a pass of its own
     passes: frozenset[int] = frozenset()
     retains: bool = False  # whether another backward may come through the same graph
 
@@ -180,9 +181,9 @@ class Tape:
     """The events of a loop since its gradients were last empty.
 
     Attributes:
-        events: in their order.
-        under_way: the function that is being called; None between two.
-        names: of the network's parameters, by ``id``.
+        events: the events in their order.
+        under_way: the function that is being called; None between two functions.
+        names: the names of the network's parameters, by ``id``.
         made_within: returns the slot of a value that the network has made within a call, and does not return.
     """
 
@@ -193,7 +194,7 @@ class Tape:
         self.events: list[Event] = []
         self.under_way: Op | None = None
         self.slots: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.own: WeakKeyDictionary[Any, Op] = WeakKeyDictionary()  # by its node a call of a function of the user's own
+        self.own: WeakKeyDictionary[Any, Op] = WeakKeyDictionary()  # by node the calls of the user's own functions
 
     def slot(self, tensor: Tensor, first: Tensor | None = None, hidden: str = "") -> Slot:
         """Returns a new slot of a tensor."""
@@ -201,8 +202,8 @@ class Tape:
         return new
 
     def begin(self, func: Callable[..., Any], args: Any, kwargs: Any, scaled: bool) -> tuple[Op, Tensor] | None:
-        """Returns the call of a function that comes next, and the first tensor that it is given; None where nothing
-        that it is given requires a gradient."""
+        """Returns the call of a function that comes next, and its first tensor; None where no argument requires a
+        gradient."""
         leaves, spec = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if not any(t.requires_grad for t in tensors):
@@ -248,7 +249,7 @@ class Tape:
         self.own[node] = op
 
     def _of_own(self, tensor: Tensor) -> Slot | None:
-        """Returns the slot of a result of such a function; None of any other tensor."""
+        """Returns the slot of a result of the user's own function; None for any other tensor."""
         node = tensor.grad_fn
         op = self.own.get(node) if isinstance(node, BackwardCFunction) else None
         if op is None:
@@ -273,7 +274,7 @@ class Tape:
 
     def _used_by(self, ends: Sequence[Tensor]) -> tuple[frozenset[str], bool]:
         """Returns the names of the parameters that some tensors depend on above the outputs of the network, and whether
-        they depend on other functions of the network than these."""
+        the tensors depend on the network through more than its outputs."""
         calls = [event for event in self.events if isinstance(event, Called) and event.ends]
         outputs = {node for event in calls for node in event.ends}
         names: set[str] = set()
@@ -319,7 +320,7 @@ class Tape:
 
 
 def _functions(ends: Sequence[Tensor], outputs: Container[int]) -> Iterator[Any]:
-    """Yields the functions of autograd's graph that made some tensors, down to those with the numbers ``outputs``."""
+    """Yields the functions of autograd's graph that made some tensors, down to the functions numbered ``outputs``."""
     left: list[Any] = [t.grad_fn for t in ends]
     seen: set[Any] = {None}
     while left:
@@ -345,7 +346,7 @@ def needed(events: Sequence[Event], slots: Iterable[Slot] = ()) -> list[Event]:
     """Returns the events on which the roots depend, and through parameters the inputs of the network.
 
     Args:
-        slots: that are needed, too.
+        slots: further slots that are needed.
     """
     wanted, own = set(slots), of_the_network(events)
     kept: list[Event] = []

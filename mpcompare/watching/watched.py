@@ -35,7 +35,7 @@ _watched: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 
 class WrongTraining(AssertionError):  # noqa: N818 - said as it is, like BrokenContract
-    """A loop has defects, is not what was expected, or was not seen; a line each."""
+    """A loop has defects, is not what was expected, or was not seen. The message has a line for each."""
 
 
 class Watch:
@@ -45,10 +45,10 @@ class Watch:
         facts: the card of the last look, fact by name; empty until what it saw was compared.
         defects: what no intention makes right, in any look.
         not_examined: what could not be seen, in words.
-        look: the last one.
-        replays: of the sums of gradients that it saw.
+        look: the last look.
+        replays: the replays of the sums of gradients that the look saw.
         sight: how much of the network the look of the card saw, and the smallest error that it would have found; None
-            before.
+            until a look was compared.
     """
 
     def __init__(self, model: Any, optimizer: Any, steps: int, after: int, every: int | None, eager: bool) -> None:
@@ -62,7 +62,7 @@ class Watch:
         self.defects: list[Defect] = []
         self.not_examined: list[str] = []
         self.look: Look | None = None
-        self._looks: list[Look] = []  # those whose modes may still be entered
+        self._looks: list[Look] = []  # the looks whose modes may still be entered
         self.replays: list[Replayed] = []
         self.sight: HowFar | None = None
         self.entered = False
@@ -78,7 +78,7 @@ class Watch:
                 raise InputError("watch: model", type(model).__name__, "is watched already")
         _watched.update(models)
         self.entered = True
-        for name, optimizer in self.attached.optimizers.items():  # they stay: one that is called takes none of them off
+        for name, optimizer in self.attached.optimizers.items():  # hooks stay on until the block ends
             self._handles.append(optimizer.register_step_pre_hook(partial(self._before, name)))
             self._handles.append(optimizer.register_step_post_hook(partial(self._after, name)))
         if self.after == 0:
@@ -98,7 +98,7 @@ class Watch:
             self.not_examined.append(f"what came after the loop stopped with {type(error).__name__}")
 
     def _begin(self) -> None:
-        """Begins to look. What the look before saw is compared first, and freed: it is as large as its activations."""
+        """Begins to look. The look before is compared first, and freed: it is as large as its activations."""
         self._compare()
         if self.look is not None:
             self.look.stop()
@@ -118,7 +118,7 @@ class Watch:
         examining, device = Guard(), next(self.attached.network.parameters()).device
         with generators.kept(device), quietly(self.attached.network):
             examining(self._examine, self.look)
-        if examining.error:  # what was found until then is no card of all
+        if examining.error:  # a part of the findings makes no card
             self.facts = {}
         self._note(self.look.guard.error)
         self._note(examining.error)
@@ -131,7 +131,7 @@ class Watch:
         return look.guard(look.steps.before, name, args, kwargs) if look is not None else None
 
     def _after(self, name: str, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Looks at an update. Counts those of the first optimizer, and begins to look, and again."""
+        """Looks at an update. Counts the updates of the first optimizer, and begins to look when a look is due."""
         look = self._looking
         if look is not None:
             look.guard(look.steps.after, name)
@@ -146,7 +146,7 @@ class Watch:
             self._begin()
 
     def _taken(self) -> None:
-        """Ends to look when enough updates were seen; a scaler may still set its scale after the last one."""
+        """Ends the look when enough updates were seen. A scaler may still set its scale after the last update."""
         look = self._looking
         if look is None:
             return
@@ -158,7 +158,7 @@ class Watch:
     def _examine(self, look: Look) -> None:
         """Makes the card, and adds to the list of defects."""
         seen = look.used()
-        if self._compared and len(seen) > 1:  # a replay takes as long as many steps: each look after the first has one
+        if self._compared and len(seen) > 1:  # a replay takes as long as many steps: later looks have one
             seen = [seen[self._compared % len(seen)]]
             self._note("the layers of other updates than one in each look after the first")
         self._compared += 1
@@ -173,12 +173,12 @@ class Watch:
         self.facts = facts if facts["updates"] or not self.facts else self.facts
         self.defects += [d for d in defects_of(look, sums, updates) if d not in self.defects]
         self.replays = list(sums.values())
-        if self.facts is facts:  # else the card is one of an earlier look
+        if self.facts is facts:  # else the card is an earlier look's
             self.sight = sight_of(look, sums)
         self._say(look, sums, updates)
 
     def _replayed(self, look: Look, seen: Sum) -> Replayed:
-        """Returns a sum, replayed: with samples of its own where the roundings of earlier ones leave a defect."""
+        """Returns a sum, replayed. It gets samples of its own where the roundings of earlier sums leave a defect."""
         known = bool(self._earlier.kept)
         stance = torch.compiler.set_stance("force_eager") if self.attached.eager else nullcontext()
         with stance, put_back_collected(look.network):
@@ -233,7 +233,7 @@ class Watch:
         return f"{found} in {updates}: {self.sight}"
 
     def raise_if_wrong(self, expect: Mapping[str, Any] | str | Path | None = None) -> None:
-        """Raises WrongTraining where there are defects, where nothing was seen, or where a fact is another one.
+        """Raises WrongTraining if there are defects, if nothing was seen, or if a fact is not as expected.
 
         Args:
             expect: facts by name, or a file that :meth:`save` wrote.

@@ -1,4 +1,4 @@
-"""Is the trained network as good as that of correct runs?
+"""Is the trained network as good as correct runs make it?
 
 - *Value.* Loss and accuracy in fp32 after training, on a sixteenth as many held-out samples as training saw.
 - *Limit.* As `run`. An accuracy is a count over the targets, so its standard deviation is no less than the root of

@@ -1,4 +1,4 @@
-"""Are the trained backend's gradients those of its weights?
+"""Are the trained backend's gradients right for its weights?
 
 - *Value.* Gradients of the trained backend, compared with a new backend's gradients at its weights and loss scale.
 - *Limit.* One rounding of the largest element, and fp32 sums, because both backends round alike.

@@ -1,4 +1,4 @@
-"""Known mistakes of Adam and AdamW: each a replay that differs from theirs in one thing."""
+"""Known mistakes of Adam and AdamW: each is a replay that differs from the right replay in one thing."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def adam_mistakes(optimizer: Adam | AdamW) -> Iterator[Known]:
     beta1, beta2 = optimizer.betas
     yield Known("optimizer", "with its betas swapped", by(replace(optimizer, betas=(beta2, beta1)).replay()))
     made = "from this gradient alone: m or v, or both, forget the gradients before"
-    for m, v in ((0, 0), (0, 1), (1, 0)):  # whether each is kept
+    for m, v in ((0, 0), (0, 1), (1, 0)):  # whether m is kept, and v
         yield Known("moments", made, by(Forgets((m, m, v, v), optimizer)))
         yield Known("moments", made, by(replace(optimizer, betas=(m * beta1, v * beta2)).replay()))
     for power in POWERS_OF_TWO:
@@ -58,7 +58,7 @@ def _corrections(optimizer: Adam | AdamW) -> Iterator[tuple[str, Mistake]]:
 
 
 def _counting(optimizer: Adam | AdamW, count: Callable[[int, Seen], tuple[float, float]]) -> Mistake:
-    """Corrects m and v as those of other updates; ``count`` makes their numbers of the right one and of the update."""
+    """Corrects m and v as in other updates: ``count`` makes their numbers from the right number and the update."""
     now: list[Seen] = []
 
     def corrections(t: int) -> tuple[float, ...]:
@@ -91,8 +91,8 @@ class Otherwise(AdamReplay):
 
 
 class DividedByTheRate(AdamReplay):
-    """``m / (sqrt(v) / lr + eps / lr)``, as torch's compiled AdamW has it with a rate that is a tensor. A rate of 0
-    makes NaN of it where v is 0, and 0 elsewhere."""
+    """``m / (sqrt(v) / lr + eps / lr)``, as torch's compiled AdamW computes with a rate that is a tensor. With a rate
+    of 0 this is NaN where v is 0, and 0 elsewhere."""
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         change, magnitude = super().step(name, grad, weight, lr)
@@ -101,7 +101,7 @@ class DividedByTheRate(AdamReplay):
 
 
 class CorrectedInPlace(AdamReplay):
-    """The mean of the gradients is kept as it was corrected, and corrected again in the next update."""
+    """The corrected mean of the gradients is kept, and corrected again in the next update."""
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         update = super().step(name, grad, weight, lr)
@@ -114,7 +114,7 @@ class Forgets(AdamReplay):
     """Means are 0 again before each update."""
 
     def __init__(self, kept: tuple[int, ...], optimizer: Adam | AdamW) -> None:
-        """``kept`` is 0 for each of the means that is forgotten, else 1."""
+        """``kept`` has 0 for each mean that is forgotten, else 1."""
         super().__init__(optimizer)
         self.factors = kept
 

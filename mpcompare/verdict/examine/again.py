@@ -1,7 +1,7 @@
 """The pass ``again``: one step, taken twice from one state. Noise that a backend adds is seen in the bits alone.
 
-Every other step is taken with the same numbers from torch's generators, so noise that is drawn from them is the same
-each time. Here they are other ones the second time, unless the network itself draws from them.
+All other steps are taken with the same numbers from torch's generators, so noise that is drawn from them is the same
+each time. Here the second step gets other numbers, unless the network itself draws from the generators.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def again(subject: Subject, backend: Any) -> Again:
     """Takes the first step twice, and returns how far its gradients are apart where their bits differ.
 
     Args:
-        backend: one that nobody needs any more; it loads the initial weights.
+        backend: a backend that nobody needs any more; it loads the initial weights.
     """
     state = starts_anew(backend, subject.examined)
     other = EXAMINED if subject.exact.drawn else EXAMINED + 1

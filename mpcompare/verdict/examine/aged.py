@@ -1,4 +1,4 @@
-"""The pass ``aged``: a new backend that loads a state as it is after long training, one good step before the loss scale
+"""The pass ``aged``: a new backend loads a state as it is after long training, one good step before the loss scale
 grows."""
 
 from collections.abc import Callable
@@ -23,15 +23,15 @@ UPDATES = 2**11
 class Age:
     """The state of a backend after long training."""
 
-    optimizer: Callable[[], dict[str, Params]]  # makes everything that it remembers
-    loss_scale: dict[str, float]  # the entries of its state that differ from the start
+    optimizer: Callable[[], dict[str, Params]]  # makes everything that the optimizer remembers
+    loss_scale: dict[str, float]  # the entries of the loss scale's state that differ from the start
 
 
 def age_of(young: Driver) -> Age | None:
     """Returns what a backend would have after long training; None where it remembers nothing that ages.
 
-    The moments are those that it has now; the optimizer counts ``UPDATES``, and the loss scale, which is the one whose
-    gradients were finite, has had one good step less than it needs to grow.
+    The moments are the present ones, and the optimizer counts ``UPDATES``. The loss scale is the first one whose
+    gradients were finite. It has had one good step less than it needs to grow.
 
     Args:
         young: the driver of the pass ``first``, after its steps.
@@ -62,7 +62,7 @@ def aged(subject: Subject, age: Age) -> Aged:
     driver.take(subject.first_batch)
 
     def should_count(name: str) -> int:
-        """It begins at 0 where the state that was loaded had no count, and goes on with each gradient."""
+        """The count begins at 0 if the loaded state had none, and goes on with each gradient."""
         return UPDATES * (name in counted) + sum(name not in without for without in driver.found.idle)
 
     counts = {

@@ -1,4 +1,4 @@
-"""Passes that may stop with an error: what the others found stands all the same."""
+"""Passes that may stop with an error: what other passes found stands all the same."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ class Attempts:
     hidden: dict[str, str] = field(default_factory=dict)
 
     def find(self, field: str, found: Callable[..., object], *arguments: Any) -> None:
-        """Takes a pass with these arguments. What it finds is found by its name; None where it stops."""
+        """Takes a pass with these arguments, and keeps what it finds under the name ``field``; None where it stops."""
         self.found[field] = self.take(field, found, *arguments)
 
     def take(self, name: str, found: Callable[..., T], *arguments: Any) -> T | None:
@@ -36,8 +36,8 @@ class Attempts:
 
     @contextmanager
     def at(self, name: str) -> Iterator[None]:
-        """The pass of this name is taken while it is entered. An error ends the pass, and is no error of the others.
-        The next pass has other tensors: freed memory goes back to the system."""
+        """While it is entered, the pass of this name is taken. An error ends this pass, and no other. The next pass has
+        other tensors, so freed memory goes back to the system."""
         try:
             yield
         except NotReplayedError as error:

@@ -32,8 +32,8 @@ def step_errors(found: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Error
 
 
 def _buffer(name: str, initial: Tensor, b: Tensor) -> Buffer:
-    """Returns a buffer as the findings have it: a whole number as it is, several by their fingerprint, and others as a
-    sketch."""
+    """Returns a buffer as the findings have it: a whole number as it is, several whole numbers as a fingerprint, and
+    other numbers as a sketch."""
     formats = dtype_name(b.dtype), dtype_name(initial.dtype)
     if not initial.is_floating_point():
         value = f"{b.item():g}" if b.numel() == 1 else fingerprint({name: b.double().cpu()})

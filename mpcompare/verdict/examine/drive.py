@@ -1,8 +1,8 @@
 """A new backend, driven step by step: the passes ``first``, ``overflow``, ``infinite input`` and ``aged``.
 
 After each phase that changes something, the backend is asked for its gradients and its weights. The gradients of the
-pass ``first`` are compared with the oracle's, those of later passes with a new backend's; the updates with the
-optimizer's in fp32 arithmetic; the loss scale with its policy.
+pass ``first`` are compared with the oracle's, and the gradients of later passes with a new backend's. The updates are
+compared with the optimizer's in fp32 arithmetic, and the loss scale with its policy.
 """
 
 import math
@@ -37,8 +37,8 @@ class Driver:
     """Takes steps with a new backend, and writes down each.
 
     Attributes:
-        backend: the one that is driven.
-        policy: its loss scale after these steps.
+        backend: the backend that is driven.
+        policy: the backend's loss scale after these steps.
         found: what was written down.
     """
 
@@ -52,10 +52,10 @@ class Driver:
         self.backend = subject.make_backend(subject.examined, scaling)
         self.rule, self.rates = subject.rule_of(self.backend), subject.task.new_rates()
         self.policy = ExpectedScale(scaling, self.rule.promises)
-        self.loaded: Remembered | None = None  # until the first update
+        self.loaded: Remembered | None = None  # the loaded state, until the first update
         self.found = Drive()
-        self.updates: list[Seen] = []  # in part
-        self.first: Seen | None = None  # whose buffers are compared; None where there are none to compare them with
+        self.updates: list[Seen] = []  # some elements of each
+        self.first: Seen | None = None  # the step whose buffers are compared; None where they cannot be compared
         self.finite: Seen | None = None  # the first step whose gradients are finite
 
     def load(self, state: State) -> None:
@@ -79,10 +79,10 @@ class Driver:
 
     def take(self, batch: Batches) -> bool:
         """Takes a step; returns whether its gradients were finite."""
-        heap.trim()  # what is compared after one step, and what the next one needs, are of other sizes
+        heap.trim()  # the next step needs tensors of other sizes than the comparison after this one
         found, taken = self.found, self._step(batch)
         finite = self._finite_gradients(taken)
-        kept = replace(taken, after={})  # the backend's own would outlive it
+        kept = replace(taken, after={})  # the weights after it are the backend's own, and would outlive the backend
         if self.subject.exact.buffers and not found.steps and taken.draws_alike:  # as the oracle does in forward
             self.first = kept
         found.steps.append(taken.step(finite, *self.policy.step(finite)))
@@ -98,14 +98,14 @@ class Driver:
         return finite
 
     def one_more(self, batch: Batches) -> Drive:
-        """Takes one more step, of which a drive of its own tells whether it was skipped."""
+        """Takes one more step. Returns a drive of this step alone, which tells whether it was skipped."""
         self.found = Drive()
         self.take(batch)
         return Drive(self.found.steps, next_scale=self.found.next_scale)
 
     def result(self) -> Drive:
-        """Returns everything that was written down; of updates that are wrong, the known mistakes that make them. The
-        backend is freed, but for that of the pass ``first``."""
+        """Returns everything that was written down, and for wrong updates the known mistakes that make them. The
+        backend is freed, except in the pass ``first``."""
         mistakes = self.rule.mistakes(self.updates, self.found.updates)
         short = mistakes is not None or self.rule.promises.moments != "fp32"
         digits_of_state = digits(self.backend.state_dict()["optimizer"]) if short else {}
@@ -141,8 +141,8 @@ class Driver:
         )  # fmt: skip
 
     def _finite_gradients(self, taken: Seen) -> bool:
-        """Whether the gradients of a step are finite. Of those that are not shown, as in a skipped step, the loss tells
-        where it is inf or NaN, and else the backend, where its loss is scaled."""
+        """Returns whether the gradients of a step are finite. If they are not shown, as in a skipped step, an infinite
+        loss says that they are not, and so does a skipped step of a backend that scales its loss."""
         if taken.grads:
             return all_finite(taken.grads)
         return math.isfinite(taken.loss) and not (self.policy.skips and taken.skipped)
@@ -170,7 +170,7 @@ class Driver:
         buffers = self._buffers(exact.buffers)
         if taken is None:
             return None, buffers
-        grads = taken.grads if taken.draws_alike else {}  # those of other masks are no errors
+        grads = taken.grads if taken.draws_alike else {}  # gradients of other masks are no errors
         if taken.in_one_piece and (factor := self.rule.clip_factor(taken.norm)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
         found = self._compared(taken, grads, exact)
@@ -178,7 +178,7 @@ class Driver:
         return replace(found, effective_precision=shown), buffers
 
     def _of_new_backend(self) -> tuple[Gradients | None, Errors]:
-        """Returns the same compared with a new backend at the same weights."""
+        """Returns the same step and buffers compared with a new backend at the same weights."""
         del self.backend
         heap.trim()
         finite, buffers, again = None, {}, None

@@ -17,7 +17,7 @@ from mpcompare.verdict.judge.errors import Errors, GradientError
 
 UNIT_ROUNDOFF = 2.0**-24  # of fp32: rounding changes a number by at most this, relatively
 DIGITS = 8  # of bf16
-HALF = 0.45  # of a gap: an error of the exact number does not decide where it went
+HALF = 0.45  # of a gap: nearer to the middle, an error of the exact number could decide to which side it is rounded
 
 
 def gradient_errors(grads: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Errors:
@@ -64,7 +64,7 @@ def update_errors(
     Args:
         replay: the optimizer in float64, which takes its next step.
         short_dtype: the format in which the backend computes; weights that have no more digits count as ``short``.
-        coarse: the most by which a new weight is rounded, in units of what fp32 rounds it by.
+        coarse: the largest rounding of a new weight, in units of its largest rounding in fp32.
     """
     return {name: _update_error(replay, name, seen, short_dtype, coarse) for name in seen.clipped}
 
@@ -79,10 +79,10 @@ def _update_error(replay: UpdateReplay, name: str, seen: Seen, short_dtype: torc
     for number, (w, new, g, *pieces) in enumerate(chunks(*tensors)):
         short += zeros_of(new.to(short_dtype) - new)
         stored, w, new = w, w.double(), new.double()
-        if known or seen.remembered.updates:  # of some optimizers the count is all that they remember
+        if known or seen.remembered.updates:  # some optimizers remember nothing but the count
             loaded = shared | {kind: piece.double() for kind, piece in zip(kept, pieces, strict=True)}
             replay.remember(f"{name} {number}", loaded, seen.remembered.updates, seen.remembered.at_once)
-        # An optimizer works element by element, so that a chunk is to its replay a tensor of its own.
+        # An optimizer works element by element, so its replay may take each chunk as a tensor of its own.
         s, m = replay.step(f"{name} {number}", g.double(), w, seen.lr)
         changed, moved = new - w, w + s
         excess = max(excess, update_error(w, new, s, m, coarse=coarse))
@@ -118,7 +118,7 @@ def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor,
 
     Args:
         step, magnitude: as ``Replay.step`` returns them.
-        coarse: the most by which the new weight is rounded, in units of what fp32 rounds it by.
+        coarse: the largest rounding of the new weight, in units of its largest rounding in fp32.
     """
     before, after = before.double(), after.double()
     bound = (before + step).abs_()
@@ -127,10 +127,10 @@ def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor,
 
 
 def far_from(exact: Tensor, new: Tensor) -> tuple[int, float]:
-    """Returns how many elements of ``new`` are beyond half a gap of bf16 from the ``exact`` ones, that is, went to the
-    farther one of their two neighbours; and how many rounding at random leaves there on average. It takes the farther
-    neighbour as often as the exact number is away from the nearer one, in gaps. Both float64; numbers next to a
-    neighbour, and halfway, are left out."""
+    """Returns how many elements of ``new`` went to the farther of their two neighbours in bf16: they are more than half
+    a gap from ``exact``. And returns how many do so on average if rounding is at random. A number then goes to the
+    farther neighbour with a probability that is its distance from the nearer one, in gaps. Both are float64. Numbers
+    halfway between two neighbours are left out."""
     gap = torch.ldexp(torch.ones_like(exact), torch.frexp(exact).exponent - DIGITS)
     nearer = (exact - exact.div(gap).round_().mul_(gap)).abs_().div_(gap)
     counts = nearer < HALF
@@ -144,9 +144,9 @@ def clip_errors(
     """Returns what clipping made of the gradients: their norms, and the factors of some elements of each.
 
     Args:
-        grads: before; None where they cannot be seen.
-        clipped: after.
-        norm: as the backend says.
+        grads: the gradients before; None where they cannot be seen.
+        clipped: the gradients after.
+        norm: the norm, as the backend says.
     """
     after, elements = total_norm(clipped, norm_type), sum(g.numel() for g in clipped.values())
     if grads is None:
@@ -171,11 +171,11 @@ def micro_batches(
 
     Args:
         grads: as ``numerics.sketch``.
-        shares: ``Exact.shares``: each is right if it counts once.
+        shares: ``Exact.shares``; the gradients are right if each share counts once.
         weights: ``Exact.weights``.
     """
     names = [name for name in dict.fromkeys(name for share in shares for name in share) if name in grads]
-    none = [0.0] * SKETCH  # of a parameter on which a micro-batch does not depend
+    none = [0.0] * SKETCH  # the sketch of a parameter on which a micro-batch does not depend
     target = torch.tensor([grads[name] for name in names], dtype=torch.float64).flatten()
     columns = [
         torch.tensor([share.get(name, none) for name in names], dtype=torch.float64).flatten() for share in shares

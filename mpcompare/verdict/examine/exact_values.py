@@ -1,4 +1,4 @@
-"""The exact values of a problem: of a network, a loss and a batch, in which no backend has a say."""
+"""The exact values of a problem, which is a network, a loss and a batch. No backend takes part in them."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -27,14 +27,14 @@ class Problem:
 
     network: nn.Module  # the network of the first passes, with its initial weights
     loss_fn: Loss
-    batch: Batches  # the first one, as its micro-batches
+    batch: Batches  # the first batch, as its micro-batches
 
 
 @dataclass
 class ExactValues:
-    """Values of a problem, which all entrants of a race share: computed where no backend has been, if there is such a
-    process (``clean``), else here. ``lent`` has the fingerprint of the network as it was before any backend was made,
-    or nothing."""
+    """Values of a problem, which all entrants of a race share. They are computed in a process in which no backend has
+    been (``clean``), if there is one, else here. ``lent`` has the fingerprint of the network before any backend was
+    made, or nothing."""
 
     problem: Problem
     shared: Shared
@@ -43,7 +43,7 @@ class ExactValues:
     _is_made: bool = False
 
     def once(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns ``function(problem, *arguments)``, which is what ``shared.once`` can share, under a name."""
+        """Returns ``function(problem, *arguments)``, a value that ``shared.once`` can share, under a name."""
         if self.clean is not None:
             clean = self.clean
 
@@ -66,8 +66,8 @@ class ExactValues:
         return self.once(name, function, *arguments), function(self.problem, *arguments)
 
     def _make(self, clean: CleanProcess) -> None:
-        """Makes the problem there. Raises CleanProcessError where it is another one: nobody else shall have values of
-        ours then."""
+        """Makes the problem in the clean process. Raises CleanProcessError where it is another problem there. Then
+        nobody else may have our values."""
         if self._is_made:
             return
         network = clean.make([(x.detach().cpu().clone(), y.detach().cpu().clone()) for x, y in self.problem.batch])
@@ -89,7 +89,7 @@ def of_batch(batch: Batches) -> Lent:
 
 
 class Mapped(Mapping[str, Tensor]):
-    """Large tensors that are mapped from a file: the one that was asked for last is in memory, and no other."""
+    """Large tensors that are mapped from a file. Only the tensor that was asked for last is in memory."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -109,5 +109,5 @@ class Mapped(Mapping[str, Tensor]):
 
     def _forget(self) -> None:
         if self._last is not None:
-            heap.forget(self._last)  # its pages are read again if somebody still looks at it
+            heap.forget(self._last)  # its pages are read again if somebody still looks at the tensor
             self._last = None

@@ -1,13 +1,13 @@
 """The examination of a backend: it is driven where its errors show, and what it does is written down as numbers.
 
-Each pass is a file here. What one finds stands where a later one stops with an error. verdict/judge says what the
-numbers mean. All passes speak of the same things:
+Each pass is a file here. The findings of a pass stand even if a later pass stops with an error. verdict/judge says what
+the numbers mean. All passes speak of the same things:
 
 subject     what is examined: a maker of backends, the network and the task
 stepper     the backend that training left, with its next learning rate
 trained     the network with the weights and buffers that training left
 batch       the batch that follows the last one of training
-rows        those of ``steps.csv``, a training step each
+rows        the rows of ``steps.csv``, a training step each
 attempts    takes the passes, each of which may stop with an error; has what they found
 """
 
@@ -62,7 +62,7 @@ def examine(
     """
     attempts, rule = Attempts(), subject.rule_of(stepper.backend)
     yield Progress(0, 1, "gradients of the first step")
-    order, few = subject.exact.order, subject.first_batch[0][0][:4]  # before a backend has tensors beside the oracle's
+    order, few = subject.exact.order, subject.first_batch[0][0][:4]  # before a backend has tensors
     of_tensors, longest_sum = layers(subject.network(), order, few, subject.task.batch_size)
     _at_the_start(subject, attempts)
     yield Progress(0, 1, "each layer")
@@ -114,11 +114,11 @@ def _at_the_start(subject: Subject, attempts: Attempts) -> None:
 
 
 def _first(subject: Subject) -> Driver:
-    """Takes the first step, and as many more as show what else an update depends on; returns who took them.
+    """Takes the first step, and as many more as show what else an update depends on; returns the driver.
 
-    The second step shows another learning rate, and what the optimizer remembers; the third, how well: what it
-    remembers of one gradient has no more digits than that. Where the first does not depend on every parameter, more
-    batches may show the others.
+    The second step shows another learning rate, and what the optimizer remembers. The third shows how many digits it
+    remembers: a moment of one gradient has no more digits than the gradient. If the first step does not depend on every
+    parameter, more batches may show the others.
     """
     task, batches = subject.task, subject.first_batches
     follow = batches[1:3] if task.optimizer.remembers else batches[1 : 1 + bool(task.schedule.length)]

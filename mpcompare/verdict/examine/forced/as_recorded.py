@@ -1,7 +1,7 @@
-"""The answers that a replayed layer gets as the recorded one did, besides its operands.
+"""The answers that a replayed layer gets as the recorded layer did, besides its operands.
 
-A layer may ask for the limits of a format, and it may choose, as a router chooses experts. Both are no results that a
-rounding moves a little: with another answer the layer computes another function.
+A layer may ask for the limits of a format, and it may choose, as a router chooses experts. A rounding does not move
+such an answer a little: with another answer the layer computes another function.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from mpcompare.verdict.examine.forced.record import Call, is_real
 
 @contextmanager
 def as_recorded(call: Call, dtype: torch.dtype) -> Iterator[None]:
-    """A layer that is called while it is entered gets the answers of a recorded call. The replay is in ``dtype``."""
+    """While it is entered, a layer that is called gets the answers of a recorded call. The replay is in ``dtype``."""
     choices = _Choices(call)
     with _limits(call, dtype), choices if choices.chosen else nullcontext():  # a mode is slow
         yield
@@ -26,8 +26,8 @@ def as_recorded(call: Call, dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _limits(call: Call, dtype: torch.dtype) -> Iterator[None]:
-    """Who asks for the limits of ``dtype``, as by ``torch.finfo(x.dtype).eps``, is told those of the format that the
-    inputs had. Inputs of several formats do not tell which it is."""
+    """Answers a question for the limits of ``dtype``, as ``torch.finfo(x.dtype).eps`` is, with the limits of the
+    recorded inputs' format. Inputs of several formats do not tell which format it is."""
     formats = {value.dtype for value in call.inputs if is_real(value)}
     if len(formats) != 1:
         yield
@@ -41,8 +41,8 @@ def _limits(call: Call, dtype: torch.dtype) -> Iterator[None]:
 
 
 class _Choices(TorchDispatchMode):
-    """The k largest numbers of a row are those that the recorded call chose and returned the places of, where they are
-    as large but for half of the digits. Roundings choose between such numbers. Another choice stays wrong."""
+    """Takes the numbers that the recorded call chose as the k largest of a row, if they agree with the largest in half
+    of the digits. Roundings choose between such numbers. Any other choice stays wrong."""
 
     def __init__(self, call: Call) -> None:
         super().__init__()

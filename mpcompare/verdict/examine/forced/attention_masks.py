@@ -2,9 +2,9 @@
 
 No operator returns such a mask, and a replay computes an attention from its parts, which need it. The mask depends on
 the state of the generator, on the shapes and on the kernel, and on no operand. So the same kernel is called again from
-the same state, with weights that are all alike and with values that are 1 in one row: what it returns shows the weights
-that it dropped. One head of the step is then computed with the mask. Where the step had another result, nobody knows
-how the kernel draws.
+the same state, with weights that are all alike and with values that are 1 in one row. Its result shows the weights that
+it dropped. One head of the step is then computed with the mask. If the step had another result, nobody knows how the
+kernel draws.
 """
 
 import math
@@ -19,13 +19,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mpcompare.generators import DeviceGenerator
 
 OPERANDS = ("query", "key", "value", "attn_bias")
-CLOSE = 2.0**-5  # of the norm of a head, by which 16 bits move it less; another mask of p = 0.001 moves it more
+CLOSE = 2.0**-5  # of the norm of a head: 16 bits move the head by less, and another mask of p = 0.001 by more
 
-BEYOND = 64  # numbers after the last one: a kernel may read some at once
+BEYOND = 64  # numbers after the last one: a kernel may read several at once
 
 
 class Like(NamedTuple):
-    """An operand without its numbers: all by which a kernel may choose its work."""
+    """An operand without its numbers. It has all that a kernel may choose its work by."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -33,8 +33,8 @@ class Like(NamedTuple):
     device: torch.device
 
     def alike(self, writable: bool = False) -> Tensor:
-        """Returns an operand of equal numbers; a mask that says which weights count lets all of them count. One that is
-        ``writable`` has no number in two places."""
+        """Returns an operand of equal numbers. A mask that says which weights count lets all weights count. A
+        ``writable`` operand has no number in two places."""
         number = 1 if self.dtype is torch.bool else 0
         if writable and any(not s and n > 1 for s, n in zip(self.stride, self.shape, strict=True)):
             return torch.full(self.shape, number, dtype=self.dtype, device=self.device)
@@ -43,7 +43,7 @@ class Like(NamedTuple):
 
 
 def bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Returns the arguments of an operator by their names; those that have their defaults may be left out."""
+    """Returns the arguments of an operator by their names. Arguments with their default values may be left out."""
     names = [each.name for each in func._schema.arguments]
     return dict(zip(names, args, strict=False)) | (kwargs or {})
 
@@ -54,19 +54,19 @@ class FusedAttention:
 
     func: Any
     arguments: dict[str, Any]  # by name; a :class:`Like` in the place of each tensor
-    state: Tensor  # of the generator before it
+    state: Tensor  # the state of the generator before the call
     head: dict[str, Tensor]  # the operands and the result of its last head, in the last row of the batch
     made: list[Tensor] = field(default_factory=list)  # the mask, once it was drawn again
 
     @property
     def shape(self) -> torch.Size:
-        """That of its weights."""
+        """The shape of its weights."""
         query, key = self.arguments["query"], self.arguments["key"]
         return torch.Size([*query.shape[:-1], key.shape[-2]])
 
     def mask(self) -> Tensor | None:
-        """Returns which of the weights it kept, bool; None where the kernel draws in another way than we know. The
-        generator is left in some state."""
+        """Returns which weights it kept, bool; None where the kernel draws in a way that we do not know. The generator
+        is left in another state."""
         if not self.made:
             with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
                 mask = self.drawn_again()
@@ -88,8 +88,8 @@ class FusedAttention:
         return torch.cat(kept, dim=-1)
 
     def error_with(self, mask: Tensor) -> float:
-        """Returns how far the attention with a mask is from the result that the step had, in one head, as a part of its
-        norm."""
+        """Returns the distance of the attention with a mask from the step's result, in one head, as a share of the
+        result's norm."""
         head = {name: t.to(mask.device).double() for name, t in self.head.items() if t.dtype is not torch.bool}
         scale = self.arguments.get("scale") or 1 / math.sqrt(head["query"].shape[-1])
         weights = head["query"] @ head["key"].T * scale + head.get("attn_bias", 0.0)
@@ -105,10 +105,10 @@ class FusedAttention:
 def fused_attention(
     func: Any, args: Any, kwargs: Any, result: Tensor, state: Tensor, copy: Callable[[Tensor], Tensor]
 ) -> FusedAttention | None:
-    """Returns a call of a fused attention that dropped weights; None of any other operator.
+    """Returns a call of a fused attention that dropped weights; None for any other operator.
 
     Args:
-        state: of the generator before it.
+        state: the state of the generator before the call.
         copy: makes the copies of one head.
     """
     given = bound(func, args, kwargs)
@@ -125,6 +125,6 @@ def _like(tensor: Tensor) -> Like:
 
 
 def _last(tensor: Tensor) -> Tensor:
-    """Returns the last matrix of a batch of them."""
+    """Returns the last matrix of a batch of matrices."""
     matrix: Tensor = tensor[(-1,) * (tensor.dim() - 2)]
     return matrix

@@ -1,6 +1,6 @@
 """One forced call: a layer compares what arrives with what was recorded, and passes the record on, in both directions.
 
-The functions here are called by a :class:`Replay`, which knows the record and whom to tell of each comparison.
+A :class:`Replay` calls the functions here. It knows the record, and is told of each comparison.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +26,9 @@ PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
 
 
 class Point(NamedTuple):
-    """A place at which a replay is compared: ``kind`` is ``input``, ``output``, ``gradient`` (that arrives at the
-    output), ``back`` (that the layer passes down, which nobody recorded), ``parameter`` or ``buffer``; ``layer`` is the
-    name of the parameter or buffer there. ``whole`` is whether the output is one of the network."""
+    """A place at which a replay is compared. ``kind`` is ``input``, ``output``, ``gradient`` (the gradient that arrives
+    at the output), ``back`` (the gradient that the layer passes down, which nobody recorded), ``parameter`` or
+    ``buffer``. At the last two ``layer`` is the name of the tensor. ``whole``: the output is the network's."""
 
     kind: str
     layer: str
@@ -42,7 +42,7 @@ Compare = Callable[[Point, Tensor, Tensor, torch.dtype], None]
 
 
 def is_torchs(module: nn.Module) -> bool:
-    """Returns whether the code of a layer is torch's own: a subclass may make it otherwise, and must do as it does."""
+    """Returns whether the code of a layer is torch's own. The code of a subclass may be another."""
     changed: set[str] = set()
     for each in type(module).__mro__:
         if each.__module__.startswith("torch.nn."):
@@ -52,14 +52,14 @@ def is_torchs(module: nn.Module) -> bool:
 
 
 def half_of(module: nn.Module, call: Call) -> torch.dtype | None:
-    """Returns the format of 16 bits in which a layer multiplies; None where it multiplies in none."""
+    """Returns the format of 16 bits in which a layer multiplies; None where it multiplies in no such format."""
     results = [t.dtype for t in call.outputs if is_real(t)]
     return next((d for d in results if d in HALF), None) if isinstance(module, MULTIPLY) else None
 
 
 @dataclass
 class At:
-    """The place of one forced call: of the output of the network, or of a part of it, or of a layer."""
+    """The place of one forced call: a layer, or the output of the network or of a part of it."""
 
     replay: Any  # the :class:`Replay` that makes it
     name: str
@@ -73,7 +73,7 @@ class ForcedLayer(At):
     """The call of a layer."""
 
     module: nn.Module
-    forward: Callable[[list[Any], Params], list[Any]]  # its own, as a function of flat inputs and parameters
+    forward: Callable[[list[Any], Params], list[Any]]  # the layer's forward, a function of flat inputs and parameters
     sources: frozenset[str]  # the names of the parameters that hooks compute a weight from
     differentiates: bool = True
 
@@ -82,9 +82,9 @@ class ForcedLayer(At):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype in which the call is computed: that of the replay, but for torch's products of 16-bit numbers.
-        Those are exact in fp32, and their sums are off by about 2^-24 of their terms, as the backend's own. So is an
-        activation of 16-bit numbers, and a weight that a hook computes is not."""
+        """The dtype in which the call is computed: the replay's dtype, or fp32 for torch's products of 16-bit numbers.
+        Such products are exact in fp32, and their sums are off by about 2^-24 of their terms, as the backend's sums
+        are. An activation of 16-bit numbers is in fp32, too. A weight that a hook computes has more digits."""
         module, call = self.module, self.call
         if isinstance(module, PRODUCTS) and is_torchs(module) and self.half is not None and not self.sources:
             return torch.float32
@@ -94,11 +94,11 @@ class ForcedLayer(At):
 
     def operands(self) -> tuple[list[Any], dict[str, Tensor]]:
         """Returns the operands: the recorded inputs, and the parameters as they were held. A layer of products whose
-        output has 16 bits rounds both to them first."""
+        output has 16 bits rounds both to 16 bits first."""
         replay, dtype = self.replay, self.dtype
 
         def taken(t: Tensor) -> Tensor:
-            with torch._C.DisableTorchFunction():  # no cast of the network's
+            with torch._C.DisableTorchFunction():  # this is no cast of the network
                 return replay.operand(self._recorded(t).to(dtype))
 
         values = [taken(v).requires_grad_() if is_real(v) else v for v in self.call.inputs]
@@ -127,8 +127,8 @@ class ForcedLayer(At):
         return {name: (p.data_ptr(), float(spread(p, FEW).double().sum())) for name, p in own.items()}
 
     def copied(self) -> set[str]:
-        """Returns the names of the parameters of which the call made copies in 16 bits, and which the network also uses
-        outside of layers. It may write into them before backward, as hooks that add noise to weights do."""
+        """Returns the names of the parameters that the call copied to 16 bits, and that the network also uses outside
+        of layers. The network may write into these before backward, as hooks that add noise to weights do."""
         weights, held = self.replay.weights, self.call.held
         copied = [(n, p) for n, p in self.module.named_parameters() if self.half not in (None, held.get(n))]
         return {name for name, p in copied if weights.names[id(p)] in weights.between}
@@ -137,7 +137,7 @@ class ForcedLayer(At):
         """Adds the gradients of the parameters to their sums.
 
         Args:
-            found: yields them; one whose parameter requires none is left out.
+            found: yields the gradients of the parameters that require one.
             arrived: the gradients that arrived at the outputs.
         """
         replay, held = self.replay, self.call.held
@@ -146,8 +146,8 @@ class ForcedLayer(At):
             full = names[name]
             if p.requires_grad and (grad := next(found, None)) is not None:
                 grad = self._summed(name, grad, arrived)
-                # All uses of a parameter may have one copy of it in 16 bits: autocast makes that for products, whatever
-                # format their layer returns.
+                # All uses of a parameter may have one copy of it in 16 bits: autocast makes such a copy for products,
+                # whatever format their layer returns.
                 has_copy = isinstance(self.module, MULTIPLY) or held.get(name) in HALF
                 replay.sums.add(full, replay.in_full(grad), self.name, has_copy)
                 del grad
@@ -166,7 +166,7 @@ class ForcedLayer(At):
         return g.double().sum([at for at in range(g.dim()) if at != channels])
 
     def _note_in_fp32(self, name: str, full: str, terms: float) -> None:
-        """Notes that a parameter, ``full`` in the network, is held in fp32, with the number of its gradient's terms."""
+        """Notes that a parameter is held in fp32, and the number of its gradient's terms. Its full name is ``full``."""
         replay = self.replay
         if name == "weight" and not isinstance(self.module, (nn.Embedding, nn.EmbeddingBag)):
             replay.gains.add(full)
@@ -174,24 +174,24 @@ class ForcedLayer(At):
             replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
 
     def _stored(self, name: str) -> torch.dtype | None:
-        """Returns the format to which a parameter is rounded first. Where a hook computes a weight of it, it stays as
-        it was held, and the weight is rounded."""
+        """Returns the format to which a parameter is rounded first. If a hook computes a weight from it, the parameter
+        stays as it was held, and the weight is rounded."""
         return (None if name in self.sources else self.half) or self.call.held.get(name)
 
     def _recorded(self, value: Tensor) -> Tensor:
-        """Returns a recorded tensor, rounded to 16 bits where the layer multiplies in them."""
+        """Returns a recorded tensor, rounded to 16 bits where the layer multiplies in 16 bits."""
         return value.detach().to(self.half or value.dtype)
 
     def _copies(self, values: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields the operands that are copies of recorded inputs, with these: one of the same dtype may be the
-        input."""
+        """Yields the operands that are copies of recorded inputs, each with its input. An operand of the same dtype may
+        be the input itself."""
         for value, recorded in zip(values, self.call.inputs, strict=False):
             if is_real(value) and value.untyped_storage().data_ptr() != recorded.untyped_storage().data_ptr():
                 yield value, recorded
 
 
 class Forced(torch.autograd.Function):
-    """Compares what arrives at a call, and passes on what was recorded of it, forward and backward."""
+    """Compares what arrives at a call with the record, and passes on the record, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, at: At, *xs: Any):  # type: ignore[no-untyped-def]
@@ -230,7 +230,7 @@ class Forced(torch.autograd.Function):
         if layer is not None:
             replay.passing("backward" if in_backward() else "forward")
         passed = [_as(recorded, replay.dtype) for recorded in call.outputs]
-        if call.rectified:  # below 0 the replay's own: relu makes 0 of it
+        if call.rectified:  # numbers below 0 are the replay's own: relu makes 0 of them
             passed = [torch.where(z > 0, z, y.detach().clamp(max=0)) for z, y in zip(passed, ctx.results, strict=True)]
         # Numbers of 16 bits without a gradient, such as keys for a queue, are rounded, too. Positions in fp32 are not.
         rounds = [
@@ -239,7 +239,7 @@ class Forced(torch.autograd.Function):
         passed = [replay.operand(p) if each else p for p, each in zip(passed, rounds, strict=True)]
         untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
         if layer is not None:
-            if not in_backward():  # where a checkpoint makes the operands again, backward needs these
+            if not in_backward():  # if a checkpoint makes the operands again, backward needs them
                 layer.free(ctx.values, {name: p for name, p in ctx.params.items() if name not in written})
             ctx.mark_non_differentiable(*untracked)
             replay.whose("forward", "")
@@ -261,7 +261,7 @@ class Forced(torch.autograd.Function):
         for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
             if end is None or (g is None and recorded is None):
                 continue
-            with _disable_current_modes():  # an operand is what it is: nothing rounds it
+            with _disable_current_modes():  # nothing may round an operand
                 if recorded is None:
                     seen = replay.zero.new_zeros(end.shape)
                 else:
@@ -286,7 +286,7 @@ class Forced(torch.autograd.Function):
         layer.fill(ctx.values, ctx.params)
         replay.whose("backward", ctx.at.name)
         places = [end.place for end in ends]
-        edges = list(map(get_gradient_edge, wanted))  # with them torch takes no mode off: see ``backward``
+        edges = list(map(get_gradient_edge, wanted))  # with edges torch takes no mode off: see ``backward``
         found = iter(torch.autograd.grad(places, edges, grads, allow_unused=True) if ends else ())
         replay.whose("", ctx.at.name)
         back = tuple(_as(next(found, None), replay.dtype, copy=False) if is_real(v) else None for v in ctx.values)
@@ -306,7 +306,7 @@ class _End(NamedTuple):
     """What backward needs of a result, whose numbers may be freed.
 
     Attributes:
-        place: in autograd's graph; None where the result requires no gradient.
+        place: its place in autograd's graph; None where the result requires no gradient.
     """
 
     place: Tensor | GradientEdge | None
@@ -326,13 +326,13 @@ def _itself(saved: Tensor) -> Tensor:
 
 
 def factor_of(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None], known: Sequence[float]) -> float:
-    """Returns the factor by which a backend multiplies its gradients at the output of the network. That is the first
-    ``known`` one, unless the gradients are right but for another factor, which halves their errors: nobody asks a
-    backend to say what it multiplies by and divides by again. Whether it does, the gradients of the parameters tell.
+    """Returns the factor by which a backend multiplies its gradients at the output of the network. It is the first of
+    the ``known`` ones, unless another factor at least halves the errors: a backend need not say by which factor it
+    multiplies and divides again. The gradients of the parameters tell whether it divides.
 
     Args:
-        known: the loss scale, and the factors of earlier calls: those of one loss are one number, though each call
-            tells it only as far as its own roundings go.
+        known: the loss scale, and the factors of earlier calls. The calls of one loss have one factor, though each call
+            shows it only within its own roundings.
     """
     both = zip(recorded, exact, strict=False)
     pairs = [(g, e) for g, e in both if g is not None and e is not None]
@@ -343,7 +343,7 @@ def factor_of(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None],
         seen, right = (torch.cat(each) for each in zip(*some, strict=True))
         square = float(right @ right)
         slope = float(seen @ right) / square if square else 0.0
-        # Few different numbers may all be rounded up, or all down: that is no factor.
+        # Few different numbers may all be rounded up, or all down: such an error is no factor.
         u = max(torch.finfo(g.dtype).eps / 2 for g, _ in pairs)
         if rounded := [f for f in known if abs(slope - f) <= u * abs(f)]:
             return rounded[0]

@@ -1,7 +1,7 @@
 """The choices that a network makes between its layers, such as a router that chooses experts.
 
-A choice between two numbers that are nearly equal is another one after a rounding: another expert, another box. Then
-other rows come to a layer, and the step cannot be compared. So a choice is written down, and a replay makes it again.
+A rounding may change the choice between two numbers that are nearly equal: another expert, another box. Then other rows
+come to a layer, and the step cannot be compared. So a choice is written down, and a replay makes it again.
 """
 
 import sys
@@ -21,7 +21,7 @@ from mpcompare.verdict.examine.forced.attention_masks import bound
 COMPARISONS = {f"aten::{name}" for name in ("gt", "ge", "lt", "le", "eq", "ne")}
 # operators that choose numbers along a dimension, and return their places
 ALONG = {f"aten::{name}" for name in ("topk", "sort", "max", "min", "argmax", "argmin")}
-NMS = "torchvision::nms"  # returns the boxes that overlap little with larger ones: any number of them
+NMS = "torchvision::nms"  # returns the boxes that overlap little with better boxes: any number of boxes
 OTHERS = {"aten::_to_copy", "aten::bucketize", "aten::searchsorted", NMS}  # casts to whole numbers, and intervals
 CHOICES = COMPARISONS | ALONG | OTHERS
 
@@ -40,7 +40,7 @@ class Choice:
 
     place: Place
     chosen: Tensor
-    by: torch.dtype  # of the numbers that it was made by
+    by: torch.dtype  # the dtype of the numbers that it was made by
 
 
 def chosen(func: Any, args: Any, result: Any) -> Tensor | None:
@@ -65,8 +65,7 @@ def place_of(func: Any) -> Place:
 
 
 def made_by(choices: Iterable[Choice]) -> dict[str, str]:
-    """Returns by place, in words, the format of the numbers of its choices; of several formats the one of the fewest
-    bits."""
+    """Returns by place, in words, the format of the numbers of its choices; of several formats the shortest one."""
     found: dict[str, torch.dtype] = {}
     for choice in sorted(choices, key=lambda each: -each.by.itemsize):
         file, line, operator = choice.place
@@ -75,11 +74,11 @@ def made_by(choices: Iterable[Choice]) -> dict[str, str]:
 
 
 def along(func: Any, args: Any, kwargs: Any, result: Any, places: Tensor, near: float) -> Any:
-    """Returns the result of an operator of ALONG with other places, if the numbers there are as large as those that it
-    has chosen, but for a part ``near`` of them; else the result itself.
+    """Returns the result of an operator of ALONG with other places, if the numbers there differ from the numbers that
+    it has chosen by a share ``near`` of them at most; else the result itself.
 
     Args:
-        places: of the same shape as its own.
+        places: the other places, of the shape of the operator's own.
     """
     given, values = bound(func, args, kwargs), isinstance(result, (tuple, list))
     own = result[-1] if values else result
@@ -96,8 +95,8 @@ def along(func: Any, args: Any, kwargs: Any, result: Any, places: Tensor, near: 
 
 
 def _compared(args: Any, own: Tensor, theirs: Tensor, near: float) -> Tensor:
-    """Returns the truth values of a comparison as they were noted, if the numbers differ by no more than a part
-    ``near`` of the largest where its own are others; else its own."""
+    """Returns the noted truth values of a comparison, ``theirs``. Where they differ from its own, the two numbers must
+    differ by a share ``near`` of the largest number at most; else its own are returned."""
     first, second = (torch.as_tensor(each) for each in args[:2])
     finite = [each[each.isfinite()].abs() for each in (first, second)]
     largest = max((float(each.max()) for each in finite if each.numel()), default=0.0)
@@ -109,13 +108,13 @@ class Choosing:
 
     def __init__(self) -> None:
         self._left: dict[Place, deque[Tensor]] = {}  # by place the choices that come next
-        # by place the choices that were others than the replay's own, each with that: a checkpoint makes them again
+        # by place the choices that differed from the replay's own, with the own ones: a checkpoint makes them again
         self._made: dict[Place, list[tuple[Tensor, Tensor]]] = {}
         self._near, self._is_aside = 0.0, False
 
     @contextmanager
     def of(self, noted: Sequence[Choice], near: float) -> Iterator[None]:
-        """Makes these choices, in their order, where the numbers agree but for a part ``near`` of them."""
+        """Makes these choices, in their order, where the numbers agree within a share ``near`` of them."""
         left: dict[Place, deque[Tensor]] = defaultdict(deque)
         for choice in noted:
             left[choice.place].append(choice.chosen)
@@ -127,7 +126,7 @@ class Choosing:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Makes none while it is entered, as within a layer."""
+        """Makes no choices while it is entered, as within a layer."""
         before, self._is_aside = self._is_aside, True
         try:
             yield

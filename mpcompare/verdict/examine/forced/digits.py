@@ -1,6 +1,6 @@
 """The digits that 16 bits lose at each layer: cancellation, overflow and underflow, from the replays of one step.
 
-Each number is of one layer with the operands that the step had there, so that no layer is blamed for another one.
+Each number is measured at one layer with the operands that the step had there, so no layer is blamed for another one.
 """
 
 import math
@@ -24,15 +24,15 @@ VARIANCE = 3  # of a rounding that is uniform in +- u: u^2 / 3
 
 
 class Ranges(TorchDispatchMode):
-    """Notes which places compute something while it is entered, and what is beyond fp16 there. bf16 has the range of
-    fp32.
+    """Notes which places compute something while it is entered, and which numbers are beyond fp16 there. bf16 has the
+    range of fp32.
 
     Attributes:
         results: by part of the step and layer the number of results that a precision rounds.
         beyond: by layer, or ``before LAYER``, the first operator with a result beyond fp16, the largest number in that
-            result, and whether the operator is one of backward; None where there is none.
+            result, and whether the operator is one of backward; None where there is no such operator.
         overflow, underflow: by layer the largest share of its output, or of the gradient that arrives there, that is
-            beyond fp16; and the share of that gradient below fp16's normal numbers.
+            beyond fp16; and the share of this gradient below fp16's normal numbers.
     """
 
     def __init__(self, precision: Precision, scale: float) -> None:
@@ -83,7 +83,7 @@ def _largest(value: Tensor) -> float:
 
 
 def _operator(func: Any, args: Any) -> str:
-    """Returns the name of an operator; ``square`` for each that squares."""
+    """Returns the name of an operator; ``square`` for every operator that squares."""
     name = str(func._schema.name).partition("::")[2].rstrip("_")
     squares = (name == "pow" and not isinstance(args[1], Tensor) and args[1] == 2) or (
         name == "mul" and args[0] is args[1]
@@ -95,9 +95,9 @@ def digits_of(replay: Replay, loss: float, compared: Mapping[Point, Place], rang
     """Returns what 16 bits cost at each layer and in the work before it, in the order of forward.
 
     Args:
-        replay: in float64, when it has run.
+        replay: the replay in float64, when it has run.
         compared: the places at which it was compared.
-        ranges: of that replay.
+        ranges: the ranges of this replay.
     """
 
     def of(points: Iterable[Point]) -> tuple[float, float]:
@@ -117,7 +117,7 @@ def digits_of(replay: Replay, loss: float, compared: Mapping[Point, Place], rang
         if before in ranges.beyond:
             output, terms = of(places["output" if layer == OUTPUT else "input", layer])
             found[before] = Digits("", output, 0.0, terms, 0.0, 0.0, 0.0, 0.0, *(ranges.beyond[before] or ()))
-        if layer == OUTPUT or layer not in ranges.beyond:  # it selects numbers, and rounds none
+        if layer == OUTPUT or layer not in ranges.beyond:  # such a layer selects numbers, and rounds none
             continue
         output, terms = of(places["output", layer])
         own = of(Point("parameter", name) for name, layers in replay.sums.sources.items() if layer in layers)

@@ -1,4 +1,4 @@
-"""What roundings make in a step, as earlier steps of the same network have it, as parts of its tensors.
+"""The errors that roundings make in a step, taken from earlier steps of the same network, as shares of its tensors.
 
 Samples of roundings cost most of a comparison, and a few updates move weights little. So an earlier step is a first
 measure for a later one. It accuses nobody: a step that is beyond it is compared once more, with samples of its own.
@@ -19,14 +19,14 @@ Gradients = Mapping[str, GradientError | None]
 
 @dataclass
 class EarlierSteps:
-    """Steps that were compared with samples, and the precision of each. A network may have several sorts of steps, as
-    one with two losses has."""
+    """Steps that were compared with samples, and the precision of each. A network may have several sorts of steps, as a
+    network with two losses has."""
 
     kept: list[tuple[Precision, Layers]] = field(default_factory=list)
 
     def like(self, precision: Precision, places: Iterable[Point], gradients: Gradients) -> Layers | None:
-        """Returns the first of them that has roundings of all these places and gradients; None where none has. They
-        must be a small part of their tensors: else a later step may be seen better than the earlier one."""
+        """Returns the first step that has roundings of all these places and gradients; None where none has. The
+        roundings must be a small part of their tensors: else a later step may be seen better than the earlier one."""
         names = {_name(point) for point in places}
         for own, layers in self.kept:
             if own == precision and names <= _small(layers) and gradients.keys() <= _small_gradients(layers):
@@ -35,7 +35,7 @@ class EarlierSteps:
 
 
 def carried_to_places(earlier: Layers, places: Mapping[Point, Place]) -> dict[Point, PlaceError]:
-    """Returns the errors of a later step with roundings that are as large a part of the norm as in an earlier one."""
+    """Returns the errors of a later step with roundings that are the same share of the norm as in an earlier step."""
     found = {}
     for point, later in places.items():
         place = earlier.places[_name(point)]
@@ -46,7 +46,7 @@ def carried_to_places(earlier: Layers, places: Mapping[Point, Place]) -> dict[Po
 
 
 def carried_to_gradients(earlier: Layers, gradients: Gradients) -> RoundingErrors:
-    """Returns what roundings make in the gradients of a later step, as the same part of each as in an earlier one."""
+    """Returns what roundings make in the gradients of a later step: the same share of each as in an earlier step."""
     found = {}
     for name, e in gradients.items():
         rounding, before = earlier.rounding[name], earlier.gradients[name]
@@ -57,7 +57,7 @@ def carried_to_gradients(earlier: Layers, gradients: Gradients) -> RoundingError
 
 
 def carried_to_loss(earlier: Layers, later: Layers) -> float:
-    """Returns what roundings make in the loss of a later step, as at least the same part of it as in an earlier one."""
+    """Returns what roundings make in the loss of a later step: at least the same share of it as in an earlier step."""
     part = abs(later.exact_loss / earlier.exact_loss) if earlier.exact_loss else 1.0
     return max(later.loss_noise, part * earlier.loss_noise)
 

@@ -1,7 +1,7 @@
-"""The gradients of a replay, each a sum: of what the calls of its layers make, and of the work between layers.
+"""The gradients of a replay. The calls of layers, and the work between layers, each add a part to a gradient.
 
-In the step, the calls of one micro-batch may have one copy of a parameter in 16 bits, such as that of autocast. The
-gradient of the copy is their sum, in its format. All else is summed in fp32.
+In the step, the calls of one micro-batch may have one copy of a parameter in 16 bits, such as autocast's copy. The
+gradient of the copy is the sum over these calls, in the copy's format. All else is summed in fp32.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ class GradientSums:
         Args:
             calls: by parameter the number of calls of its layers.
             between: the parameters that the work between layers uses, too.
-            summed: is given what the uses of a copy add up to, use by use, and returns what is kept.
+            summed: is given the sum over the uses of a copy after each use, and returns what is kept.
         """
         self._left, self._between, self._summed = calls, between, summed
         self.sources: dict[str, set[str]] = {}
@@ -39,7 +39,7 @@ class GradientSums:
         self._copies: Params = {}  # the gradients of the copies of the micro-batch that is under way
 
     def add(self, name: str, grad: Tensor, of: str, has_copy: bool = False) -> None:
-        """Adds a part to the gradient of a parameter, that of the layer ``of``; of none: of the work between layers."""
+        """Adds the part of the layer ``of`` to the gradient of a parameter; "": the part of the work between layers."""
         self.sources.setdefault(name, set()).add(of)
         with _disable_current_modes():
             if not has_copy:  # a sum in fp32, whatever is rounded
@@ -55,8 +55,8 @@ class GradientSums:
                 self._grads[name] = self._grads[name] + grad if name in self._grads else grad
 
     def counted(self, name: str) -> Params:
-        """Counts a call of a layer with this parameter whose backward is over. Returns the gradient after the last one,
-        when it is whole, unless the work between layers has a part in it."""
+        """Counts a call of a layer with this parameter whose backward is over. After the last call it returns the whole
+        gradient, unless the work between layers has a part in it."""
         self._left[name] -= 1
         return self._whole([name]) if not self._left[name] and name not in self._between else {}
 

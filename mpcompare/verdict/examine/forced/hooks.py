@@ -2,10 +2,10 @@
 
 A record has the inputs of a layer as the hooks before its call leave them, and its outputs as the hooks after it leave
 them. It has gradients as they are outside of all hooks. A layer with hooks that may change these numbers computes more
-or less than was recorded of it. So it is no layer: it is work between layers, and so are its hooks. A hook that only
-looks at an output changes nothing. Hooks of torch's that compute a weight before each call are a part of their layer.
+or less than was recorded of it. So such a layer, with its hooks, counts as work between layers. A hook that only looks
+at an output changes nothing. Hooks of torch's that compute a weight before each call are a part of their layer.
 
-A replay calls all of them, too. A hook that collects the features of a layer appends to a list, writes into a dict, or
+A replay calls all hooks, too. A hook that collects the features of a layer appends to a list, writes into a dict, or
 sets a variable. The replay computes with a copy of the network, but a function in a hook may be the user's own. So what
 hooks have changed is put back.
 """
@@ -37,13 +37,13 @@ def without_hooked(record: Record, network: nn.Module) -> Record:
         calls = {
             name: each
             for name, each in record.calls.items()
-            if name in ("", OUTPUT) or not _may_change(modules[name], each[0])  # those of the network handle nests
+            if name in ("", OUTPUT) or not _may_change(modules[name], each[0])  # the network's own hooks handle nests
         }
     return replace(record, calls=defaultdict(list, calls))
 
 
 def _may_change(module: nn.Module, call: Call) -> bool:
-    """Returns whether a layer has hooks on what it is given or on gradients, or one that returns another output."""
+    """Returns whether a layer has hooks on its inputs or on gradients, or a hook that returns another output."""
     before = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, HOOKS_OF_WEIGHTS)]
     backward = [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
     return any(not is_recorders(hook) for hook in (*before, *backward)) or any(
@@ -61,13 +61,13 @@ def _returns(number: int, hook: Any, module: nn.Module, call: Call) -> bool:
     try:
         with torch.no_grad():
             return hook(module, args, *named, output) is not None
-    except Exception:  # whatever it asks of a tensor that has no graph
+    except Exception:  # the hook may ask anything of a tensor that has no graph
         return True
 
 
 class HooksWithin:
     """The hooks that compute a layer's weights. A replay calls the layer within a call of the layer, and each hook
-    once: these in the inner call, and others in the outer one.
+    once: these hooks in the inner call, and all others in the outer call.
 
     Attributes:
         sources: the names of the parameters that the weights are computed from.
@@ -79,7 +79,7 @@ class HooksWithin:
         self._weights, self.sources = list(computed), frozenset(part for parts in computed.values() for part in parts)
 
     def take_off(self) -> None:
-        """Takes the hooks before the call off, where they compute weights."""
+        """Takes off the hooks before the call if they compute weights."""
         if self._weights:
             self.module._forward_pre_hooks = OrderedDict()
 
@@ -89,8 +89,8 @@ class HooksWithin:
 
     @contextmanager
     def called(self, half: torch.dtype | None) -> Iterator[None]:
-        """Puts them on while it is entered. The weights are rounded to ``half`` unless it is None, and their gradients
-        are not rounded."""
+        """Puts the hooks on while it is entered. The weights are rounded to ``half`` unless it is None, and their
+        gradients are not rounded."""
 
         def round_(module: nn.Module, _: Any) -> None:
             for name in self._weights:
@@ -126,7 +126,7 @@ def put_back_collected(network: nn.Module) -> Iterator[None]:
 
 
 def _reach(value: Any, undo: dict[int, Callable[[], object]], deep: int) -> None:
-    """Adds to ``undo`` what puts back a value, and the values that it holds, so many levels ``deep``."""
+    """Adds to ``undo`` what puts back a value, and the values that it holds down to so many levels (``deep``)."""
     if id(value) in undo or isinstance(value, (Tensor, type, ModuleType)) or deep < 0:
         return
     inner: list[Any] = []

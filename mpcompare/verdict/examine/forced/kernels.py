@@ -1,8 +1,8 @@
 """Torch's own layers, computed again as torch computes them, from the operands that a step had.
 
-On a CPU torch computes some norms in 16 bits, and sums gradients of norms and convolutions so; and where the gradient
-of a bias cancels, the order of its sum is all that is left of it. That is no fault of a step that calls torch, and is
-the measure of what it got.
+On a CPU torch computes some norms in 16 bits, and sums gradients of norms and convolutions in 16 bits. And where the
+gradient of a bias cancels, only the errors of its sum are left. That is no fault of a step that calls torch. So such a
+step is compared with torch's own results.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -25,7 +25,7 @@ from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.oracle import MULTIPLY
 
 NORMS = ("layer_norm", "group_norm", "batch_norm", "rms_norm")
-# Functions of torch that a norm may call besides: they turn its tensors, or are an activation.
+# Other functions of torch that a norm may call: they turn its tensors, or are an activation.
 CASTS = {"to", "float", "type_as", "half", "bfloat16"}
 BESIDE = {
     "permute", "transpose", "movedim", "contiguous", "is_contiguous", "view", "reshape", "size", "dim", "__get__",
@@ -37,8 +37,8 @@ BESIDE = {
 class Kernels:
     """The results of torch's own layers."""
 
-    layers: set[str] = field(default_factory=set)  # the names of those that could be computed again
-    grads: dict[str, Tensor] = field(default_factory=dict)  # of their parameters, the sums over all calls
+    layers: set[str] = field(default_factory=set)  # the names of the layers that could be computed again
+    grads: dict[str, Tensor] = field(default_factory=dict)  # the gradients of their parameters, summed over all calls
     # the places at which the step had the same bits, as ``Layers.places`` names them
     alike: set[str] = field(default_factory=set)
 
@@ -47,15 +47,14 @@ def of_kernels(network: nn.Module, record: Record, after: Mapping[str, Tensor]) 
     """Returns what torch's own norms, embeddings and layers of products make of the recorded operands.
 
     Args:
-        network: in the state before the first call; it is so again in the end.
+        network: in the state before the first call; it is in this state again in the end.
         after: the buffers after the last call.
     """
     return _of_layers(network, record, after, lambda _, module: isinstance(module, (*STAY_IN_FP32, *MULTIPLY)))
 
 
 def has_output_of(network: nn.Module, record: Record, layer: str) -> bool:
-    """Returns whether one of torch's own layers had the outputs that this network's makes of the recorded operands, bit
-    for bit."""
+    """Returns whether a layer is torch's own, and makes the recorded outputs of the recorded operands, bit for bit."""
     module, calls = network.get_submodule(layer), record.calls[layer]
     if not is_torchs(module) or any(call.arguments is None for call in calls):
         return False
@@ -66,7 +65,7 @@ def gradients_of_norms(network: nn.Module, record: Record, names: Collection[str
     """Returns the gradients of the scaled loss that torch's own norms, and embeddings, make of the recorded operands.
 
     Args:
-        names: of the parameters; those of other layers are left out.
+        names: the names of the parameters; parameters of other layers are left out.
     """
 
     def wanted(layer: str, module: nn.Module) -> bool:
@@ -87,13 +86,13 @@ def _of_layers(
             continue
         before = {name: b.clone() for name, b in module.named_buffers()}
         is_measure = is_torchs(module) or _calls_torchs_norm(module, calls[0])
-        _put_back(module, before)  # which that call may have moved
+        _put_back(module, before)  # the call above may have moved the buffers
         if not is_measure:
             continue
         grads, drawn = dict(made.grads), Noted({})
         with drawn:
             alike = [_again(module, call, grads, names) for call in calls]
-        if not drawn.drawn:  # else these are other numbers than in the step, such as the mask of an attention's dropout
+        if not drawn.drawn:  # else the numbers are not the step's, such as the mask of an attention's dropout
             made.layers.add(layer)
             made.grads = grads
             if all(alike) and isinstance(module, STAY_IN_FP32):
@@ -141,7 +140,7 @@ def _results(module: nn.Module, call: Call, mode: AbstractContextManager[Any] | 
 
 
 def _calls_torchs_norm(module: nn.Module, call: Call) -> bool:
-    """Returns whether the code of a norm, such as one of timm's, calls that of torch, and nothing else that rounds or
+    """Returns whether the code of a norm, such as a norm of timm's, calls torch's norm, and nothing else that rounds or
     has a backward method of its own."""
     if call.arguments is None or not isinstance(module, STAY_IN_FP32):
         return False
@@ -163,8 +162,8 @@ def _below(nodes: list[Any]) -> Iterator[Any]:
 
 
 class _Called(TorchFunctionMode):
-    """The names of the functions that are called while it is entered, but of casts that lose nothing of what is normed.
-    The result may be cast to the format that it shall have."""
+    """The names of the functions that are called while it is entered, without casts that keep all digits of the norm's
+    operands. The result of the norm may be cast to any format."""
 
     def __init__(self) -> None:
         super().__init__()

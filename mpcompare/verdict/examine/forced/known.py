@@ -1,7 +1,8 @@
 """Linear layers and convolutions, which no sample of roundings computes again.
 
-A forced layer has the same operands in each replay. In these layers nothing is rounded but what they return: an output,
-the gradients of their parameters, and what they pass down. So each result in a sample is the exact one, rounded once.
+A forced layer has the same operands in each replay. In these layers only the results are rounded: an output, the
+gradients of the parameters, and the gradient that is passed down. So a result in a sample is the exact one, rounded
+once.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from mpcompare.verdict.examine.forced.roundings import Roundings
 
 @dataclass
 class KnownLayers:
-    """The layers of products that no sample computes, with what they pass down in the exact replay."""
+    """The layers of products that no sample computes, with the gradients that they pass down in the exact replay."""
 
     # network, record: the network and the record of the exact replay
     network: nn.Module
@@ -41,7 +42,7 @@ class KnownLayers:
         return layer in self.params
 
     def keep(self, point: Point, back: Tensor) -> None:
-        """Keeps what a layer passes down in the exact replay, if each of its results is that of one operator."""
+        """Keeps the gradient that a layer passes down in the exact replay, if an operator makes each of its results."""
         module, calls = self.network.get_submodule(point.layer), self.record.calls[point.layer]
         if not (isinstance(module, PRODUCTS) and is_torchs(module) and len(calls) == 1) or calls[0].rectified:
             return
@@ -69,8 +70,8 @@ class KnownLayers:
             self.sample(self.roundings, Point("output", layer))
 
     def backward(self, at: At, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Takes samples of the gradient that arrives at a layer, and of those of its parameters, and returns what it
-        passes down to each input."""
+        """Takes samples of the gradient that arrives at a layer, and of its parameters' gradients. Returns the gradient
+        that it passes down to each input."""
         right = torch.zeros_like(at.call.outputs[0]) if arriving is None else arriving
         at.replay.tell(Point("gradient", at.name), right, right, right.dtype)
         with torch._C.DisableTorchFunction(), _disable_current_modes():

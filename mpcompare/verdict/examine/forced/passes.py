@@ -1,8 +1,8 @@
-"""The forced replay of steps that show what the others do not: the first one, and one at sharp weights.
+"""The forced replay of steps that show what other steps do not: the first step, and a step at sharp weights.
 
 At the initial weights attention is nearly uniform and units stay near 0, so a soft cap, a saturation or positions that
 are rounded change hardly anything. At sharp weights they do (:func:`mpcompare.verdict.examine.sharp.sharpened`). All
-entrants of a race share those.
+entrants of a race share these weights.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def layers_of_first_step(subject: Subject, sharp: bool = False) -> Layers | None
     not show its layers.
 
     Args:
-        sharp: whether it begins at weights at which nothing is nearly linear, and not at the initial ones.
+        sharp: whether the step begins at weights at which nothing is nearly linear, and not at the initial weights.
 
     Raises:
         NotReplayedError: as :func:`layers_of`.
@@ -77,8 +77,8 @@ def layers_of(subject: Subject, walk: Walk, step: Recorded) -> Layers | None:
     The gradients of a ``walk`` in one piece are clipped.
 
     Raises:
-        NotReplayedError: it drew random numbers that are not the network's, or its layers are called by other rules
-            than those of modules.
+        NotReplayedError: the step drew random numbers that are not the network's, or its layers are called by other
+            rules than modules are.
     """
     if step.record.hidden:
         raise NotReplayedError(step.record.hidden)
@@ -96,7 +96,7 @@ def layers_of(subject: Subject, walk: Walk, step: Recorded) -> Layers | None:
 def _compared_with_kernels(step: Recorded, layers: Layers) -> Errors:
     far = {name: e for name, e in layers.gradients.items() if e and e.error > K * layers.rounding[name].error}
     made = gradients_of_norms(step.network, step.record, far) if far else {}
-    # The gradients that arrive at the norms are of a loss that may be multiplied by a factor.
+    # The gradients that arrive at the norms belong to a loss that may be multiplied by a factor.
     scale = step.scale * layers.factor
     errors = {name: gradient_error(step.grads[name], g.double() / scale) for name, g in made.items()}
     return {name: e for name, e in errors.items() if e.residual < far[name].residual}
@@ -104,8 +104,8 @@ def _compared_with_kernels(step: Recorded, layers: Layers) -> Errors:
 
 @contextmanager
 def _recorded_layers(backend: Any, batch: Batches) -> Iterator[Record]:
-    """Yields the record of a backend's step on a batch that is taken while it is entered: complete when that ends, and
-    empty where the backend does not show its layers."""
+    """Yields the record of the step that a backend takes on a batch while it is entered. The record is complete at the
+    end, and empty where the backend does not show its layers."""
     if (module := called_module(backend)) is not None:
         with recorded(module) as record:
             yield record

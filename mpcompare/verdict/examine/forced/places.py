@@ -1,4 +1,4 @@
-"""The error of a recorded step at each place, and how large the errors are there that roundings alone make.
+"""The error of a recorded step at each place, and the size of the errors that roundings alone make there.
 
 Roundings are known from samples, and their norms from some elements of each tensor.
 """
@@ -15,20 +15,20 @@ from mpcompare.verdict.examine.forced.roundings import Roundings
 from mpcompare.verdict.examine.numerics import CHUNK, chunks, dimensions, distance, finite_norm, stride_of
 from mpcompare.verdict.judge.errors import RoundingError
 
-BLIND = 0.02  # of the norm of a tensor, which roundings must be below for a few samples to be enough
-ELEMENTS = {"parameter": 1 << 16}  # of a tensor that tell how large roundings are
-FEW = 1 << 12  # of any other
+BLIND = 0.02  # of the norm of a tensor: a few samples are enough if roundings are below it
+ELEMENTS = {"parameter": 1 << 16}  # the number of elements of a tensor that tell how large roundings are
+FEW = 1 << 12  # the number for any other kind of tensor
 FP32 = 2.0**-24
 
 
 @dataclass(frozen=True)
 class Some:
     """Some elements of a tensor that tell how large the norm of its roundings is: the largest, because a few of them
-    may be most of that norm, and some of the others, each of which stands for several.
+    may make most of the norm, and some others, each of which stands for several elements.
     """
 
     at: Tensor | None = None  # their places in the tensor as one row; None where these are all its elements
-    root: Tensor | None = None  # of the number of elements that each stands for
+    root: Tensor | None = None  # the root of the number of elements that each stands for
 
     @classmethod
     def of(cls, tensor: Tensor, most: int) -> "Some":
@@ -38,7 +38,7 @@ class Some:
         row = tensor.flatten()
         evenly = torch.arange(0, len(row), stride_of(tensor, most // 2), device=row.device)
         sizes = row[evenly].abs()
-        # About half of them are above this number, as those at even distances tell. That costs no sort of the tensor.
+        # About half of ``most`` elements are above this number, as elements at even distances tell. This needs no sort.
         beyond = sizes.kthvalue(len(sizes) - len(sizes) * len(sizes) // len(row)).values
         pieces = [(each.abs() > beyond).nonzero().flatten() + CHUNK * at for at, (each,) in enumerate(chunks(row))]
         largest = torch.cat(pieces)
@@ -56,7 +56,7 @@ class Some:
         return tensor.flatten().clone() if self.at is None else tensor.flatten()[self.at]
 
     def weighed(self, values: Tensor) -> Tensor:
-        """Returns values of these elements, such that the norm of the row is about the norm of the whole tensor."""
+        """Returns values of these elements, weighed so that the row has about the norm of the whole tensor."""
         return values if self.root is None else values * self.root
 
     def count(self, which: Tensor) -> float:
@@ -77,7 +77,7 @@ class Place:
         self.error, self.norm = distance({"": seen}, {"": exact}), finite_norm({"": exact})
         if not math.isfinite(self.error):
             # A gradient may overflow where nobody needs it, such as at a padding token, or below a ReLU that is off:
-            # those of the parameters are finite here.
+            # the gradients of the parameters are finite here.
             stored = seen if point.kind == "gradient" else exact.to(dtype).to(exact.dtype)
             self.error = distance({"": seen}, {"": torch.where(stored.isinf(), stored, exact)})
         self._some = Some.of(exact, ELEMENTS.get(point.kind, FEW))
@@ -85,7 +85,7 @@ class Place:
         self._samples: list[Tensor] = []
         self._zeros = self._terms = 0.0  # elements that became 0, of all samples; how large the terms of sums are
         # The elements of a parameter's recorded gradient that are 0 where the exact ones are not, and how far roundings
-        # move each element of that gradient at most; None where there are no such elements.
+        # move each element of the gradient at most; None where there are no such elements.
         self._lost: tuple[Tensor, Tensor] | None = None
         if point.kind == "parameter" and bool((lost := (self._some.taken(seen) == 0) & (self._exact != 0)).any()):
             self._lost = lost, torch.zeros_like(self._exact, dtype=torch.float64)
@@ -95,20 +95,20 @@ class Place:
         """Writes down how far the exact tensor is moved by roundings; it is rounded once more as it is stored.
 
         Args:
-            exact: as the operations of a sample make it; None: they round it once.
+            exact: the tensor that the operations of a sample make; None: they round the exact tensor once.
         """
         right = self._exact
         some = roundings.round_(right.clone()) if exact is None else self._some.taken(exact.detach())
         moved = some.double() - right
-        # Gradients are summed before they are stored. What an operator selected, and what no operand of 16 bits
-        # moves, is rounded as it is stored. In fp32 the replay moves that a little, too.
+        # Gradients are summed before they are stored. Numbers that an operator selected, or that no operand of 16 bits
+        # moves, are rounded as they are stored. In fp32 the replay moves such numbers a little, too.
         rounded = float(moved.norm()) > roundings.u / 16 * float(right.norm())
         stored = self.kind in ("gradient", "parameter") or roundings.constant or not rounded
         kept = right
         if self.dtype in HALF and stored:
             some = roundings.round_(some)
             moved = some.double() - right
-            if self.kind == "parameter":  # whose zeros are judged
+            if self.kind == "parameter":  # the zeros of such gradients are judged
                 # Roundings of terms that cancel hide that the exact number is too small for the format.
                 kept = roundings.round_(right.clone())
         self._zeros += self._some.count(((some == 0) | (kept == 0)) & (right != 0))
@@ -122,7 +122,7 @@ class Place:
         self._terms = float(moved.norm()) * math.sqrt(3) / u
 
     def _moves(self, moved: Tensor) -> Tensor:
-        """Notes how far roundings move some elements, and returns that, weighed."""
+        """Notes how far roundings move some elements, and returns these distances, weighed."""
         moved.nan_to_num_(0.0, 0.0, 0.0)
         if self._lost is not None:
             lost, most = self._lost
@@ -132,10 +132,10 @@ class Place:
     def cancelled(self, u: float, number: float) -> float:
         """Returns the share of the elements that are 0 in the record because the terms of a sum cancel.
 
-        A rounding moves an element by about ``u / sqrt(3)`` times the size of its terms. Their sum in fp32 is off by
-        the root of their number times 2^-24 of that size. An element that is no larger may become any number of that
-        size, and a sum of numbers with 24 digits is often exactly 0 then. Such as is the bias of the keys of an
-        attention: the softmax does not change where all scores move by one number.
+        A rounding moves an element by about ``u / sqrt(3)`` times the size of its terms. The sum of the terms in fp32
+        is off by 2^-24 of this size, times the root of their number. An element that is no larger may become any number
+        of this size, and a sum of numbers with 24 digits is then often exactly 0. The bias of an attention's keys is an
+        example: the softmax does not change if all scores move by one number.
 
         Args:
             u: the unit roundoff of the samples.
@@ -172,7 +172,7 @@ class Errors:
         self.micro_batches = micro_batches
         self.places: dict[Point, Place] = {}
         self.loss_noise = 0.0
-        self._outputs: dict[tuple[int, int], Tensor] = {}  # of the network, by call and place
+        self._outputs: dict[tuple[int, int], Tensor] = {}  # the outputs of the network, by call and place
 
     def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         """Writes down how far a recorded tensor is from the exact one."""
@@ -195,6 +195,6 @@ class Errors:
             self.places[point].summed(exact, u)
 
     def blind(self) -> bool:
-        """Returns whether roundings are a large part of some gradient or output that they do not make alone."""
+        """Returns whether roundings are a large part of some gradient or output, but not all of it."""
         parts = [(place.rounding().error, place.norm) for place in self.places.values() if place.kind != "back"]
         return any(BLIND * norm < error < norm for error, norm in parts)

@@ -19,13 +19,13 @@ from mpcompare.verdict.examine.forced.attention_masks import FusedAttention, bou
 from mpcompare.verdict.examine.forced.choices import CHOICES, Choosing
 
 Key = tuple[int, str, torch.Size]  # the generator's state, the operator, and the shape of its result
-# The tensors drawn, and the state after it. A fused attention stands, at the shape of its weights, for their mask.
+# The tensors drawn, and the state after it. A fused attention, at the shape of its weights, stands for their mask.
 Drawn = dict[Key, tuple[list[Tensor] | FusedAttention, Tensor]]
 WEIGHTS = "the weights of a fused attention"
 _DROPOUT = torch.ops.aten.native_dropout.default
 
 
-Source = tuple[DeviceGenerator, Tensor]  # a generator, and a state of it
+Source = tuple[DeviceGenerator, Tensor]  # a generator, and one of its states
 
 
 class NotReplayedError(Exception):
@@ -37,8 +37,8 @@ class OtherPathError(NotReplayedError):
 
 
 class _AtRandom(TorchDispatchMode):
-    """Hands each random operation that draws numbers to ``drew`` while it is entered, and each that chooses to
-    ``chose``; what these return is the result. An attention without dropout draws nothing."""
+    """While it is entered, it hands each operation that draws random numbers to ``drew``, and each operation that may
+    choose to ``chose``. Their returned values are the results. An attention without dropout draws nothing."""
 
     def __init__(self, drawn: Drawn) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _AtRandom(TorchDispatchMode):
         Args:
             given: its arguments, without names and with them.
             numbers: all that it returned.
-            drawn_from: the generator, and its state before.
+            drawn_from: the generator, and its state before the draw.
         """
         raise NotImplementedError
 
@@ -97,7 +97,7 @@ def copied(value: Tensor) -> Tensor:
 
 
 class Noted(_AtRandom):
-    """Writes down the numbers of each random operation: of a dropout its mask, of another all that it returns.
+    """Writes down the numbers of each random operation: the mask of a dropout, and all results of any other operation.
 
     Attributes:
         copy: makes the copies that are kept.
@@ -132,16 +132,16 @@ class Noted(_AtRandom):
 
 
 class Fed(_AtRandom):
-    """Gives each random operation the numbers that were written down, in its own dtype. Attentions are computed from
-    their parts where the step dropped weights in fused ones.
+    """Gives each random operation the numbers that were written down, in its own dtype. If the step dropped weights in
+    fused attentions, attentions are computed from their parts.
 
     Attributes:
-        operand: is given those that were drawn in 16 bits, and returns the ones that are taken. A mask that is divided
-            by a probability in 16 bits is rounded.
+        operand: is given numbers that were drawn in 16 bits, and returns the numbers that are taken. A mask that is
+            divided by a probability in 16 bits is rounded.
         choosing: makes the choices of the step.
 
     Raises:
-        NotReplayedError: none were written down for it.
+        NotReplayedError: no numbers were written down for an operation.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Fed(_AtRandom):
         return [self.operand(v) if n.dtype.itemsize == 2 else v for v, n in zip(numbers, noted, strict=True)]
 
     def _noted(self, key: Key) -> tuple[list[Tensor], Tensor]:
-        """Returns the tensors that were drawn in the step, and the state after it."""
+        """Returns the tensors that were drawn in the step, and the state after the draw."""
         state, name, shape = key
         if (found := self.drawn.get(key) or self.drawn.get((state, WEIGHTS, shape))) is None:
             raise NotReplayedError(f"{name} drew other random numbers in the step")

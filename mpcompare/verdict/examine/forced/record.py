@@ -1,8 +1,8 @@
-"""The record of one step: of each call of each layer its inputs, its outputs, and the gradients that reached them.
+"""The record of one step: the inputs and the outputs of each call of each layer, and the gradients that reached them.
 
 A layer is a module that calls no other module, or a norm that calls an activation of its own. Everything else that a
 network computes is work between layers: it begins at recorded outputs and ends at recorded inputs. The output of the
-network stands in the record as one more layer, ``(output)``, that hands on its input: above it is the loss.
+network stands in the record as one more layer, ``(output)``, which hands on its input: above this layer is the loss.
 """
 
 import math
@@ -42,12 +42,12 @@ class Call:
     inputs: list[Any]  # the arguments as a flat list; tensors are copies
     outputs: list[Any] = field(default_factory=list)  # the result likewise
     spec: TreeSpec | None = None  # the nest of the result
-    # of the scaled loss with respect to each output; None where none arrived
+    # the gradient of the scaled loss with respect to each output; None where none arrived
     gradients: list[Tensor | None] = field(default_factory=list)
     # by name the dtypes of the layer's parameters in this call
     held: dict[str, torch.dtype] = field(default_factory=dict)
     tracked: bool = False  # whether an input, or a parameter, requires a gradient
-    passes: list[bool] = field(default_factory=list)  # of each output, whether it requires one
+    passes: list[bool] = field(default_factory=list)  # whether each output requires a gradient
     # the identity of each tensor that was given, and how often it had been written to
     marks: set[tuple[int, int]] = field(default_factory=set)
     arguments: TreeSpec | None = None  # the nest of the arguments
@@ -56,13 +56,13 @@ class Call:
     # by the number of each further backward pass its gradients
     later: dict[int, list[Tensor | None]] = field(default_factory=dict)
     trained: frozenset[str] = frozenset()  # the names of the layer's parameters that require a gradient in this call
-    autocast: torch.dtype | None = None  # its dtype in the call; None where there was none
-    # whether a reentrant checkpoint makes the call, to which nobody gives a tensor that requires a gradient
+    autocast: torch.dtype | None = None  # the dtype of autocast in the call; None where there was none
+    # whether a reentrant checkpoint makes the call, and no argument of the checkpoint requires a gradient
     without: bool = False
-    into: int | None = None  # the place of the input that the output was written into; None of an output of its own
+    into: int | None = None  # the place of the input that the output was written into; None: a new output
     # the dtypes of the outputs where backward computed the call once more
     again: list[torch.dtype] = field(default_factory=list)
-    # what the network has chosen between its layers; empty in the call of a layer
+    # the choices that the network has made between its layers; empty in the call of a layer
     choices: list[Choice] = field(default_factory=list)
 
     @property
@@ -109,10 +109,10 @@ def recorded(network: nn.Module) -> Iterator[Record]:
 
 
 def calls_of(products: Products, inputs: Sequence[Tensor]) -> dict[str, list[Call]]:
-    """Returns the calls of the layers of a step whose products were noted, and those of the network.
+    """Returns the calls of the layers of a step whose products were noted, and the calls of the network.
 
     Args:
-        inputs: of each micro-batch.
+        inputs: the inputs of each micro-batch.
     """
     shown = products.shown()
     flat = tree_flatten(torch.zeros(()))[1]
@@ -133,8 +133,8 @@ def calls_of(products: Products, inputs: Sequence[Tensor]) -> dict[str, list[Cal
 
 
 class Hook:
-    """A hook of one module. In a copy of the module, such as an average of weights, in a file, and while somebody
-    compiles a function that calls the module it does nothing."""
+    """A hook of one module. It does nothing in a copy of the module, such as an average of weights, in a file, or while
+    somebody compiles a function that calls the module."""
 
     def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
         self.module, self.call = module, call
@@ -167,14 +167,14 @@ class Recorder:
     """Writes down the calls of the layers of a network.
 
     Attributes:
-        record: the one that is written.
+        record: the record that is written.
         copy: makes the copies of tensors that the record keeps.
         guard: calls a method with its arguments; each hook goes through it.
-        passes: the numbers of the backward passes that have come to a layer since somebody emptied it; None where each
-            call may have one alone.
+        passes: the numbers of the backward passes that have come to a layer since somebody emptied this set; None where
+            each call may have one pass alone.
         parts: whether the parts of the network may be called by themselves, each as a network.
-        makers: by tensor the module that returned it last, the number of that call within the call of the network, and
-            the place of the tensor among the outputs.
+        makers: by tensor the module that returned it last, the number of the module's call within the call of the
+            network, and the place of the tensor among the outputs.
     """
 
     def __init__(
@@ -183,17 +183,17 @@ class Recorder:
         self.record, self.copy, self.guard, self.parts = Record(), copy, guard, parts
         self.passes: set[int] | None = None
         self.makers: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._counts: Counter[str] = Counter()  # by module its calls within that of the network
-        self.before: dict[str, int] = {}  # by layer the number of its calls before that of the network
-        self.life: object = None  # is kept by the graph of the call of the network that is under way
-        # of the hooks that outlive a graph: hooks on modules, and hooks on outputs that are parameters
+        self._counts: Counter[str] = Counter()  # by module the number of its calls within the call of the network
+        self.before: dict[str, int] = {}  # by layer the number of its calls before the call of the network
+        self.life: object = None  # the graph of the network's call that is under way keeps it alive
+        # the handles of hooks that outlive a graph: hooks on modules, and hooks on outputs that are parameters
         self.handles: list[RemovableHandle] = []
         self.whole: list[Call] = []  # the calls of the network that are under way
-        self.open: list[Call | None] = []  # the modules that are being called; None: one that has called another
-        self._choices: list[Choice] = []  # of the module that is being called, until it is known whether it is a layer
+        self.open: list[Call | None] = []  # the modules that are being called; None: a module that has called another
+        self._choices: list[Choice] = []  # the choices of a module that is being called, which may be a layer
 
     def attach(self, network: nn.Module) -> None:
-        """Puts hooks on all modules of a network but those within its norms."""
+        """Puts hooks on all modules of a network, except the modules within its norms."""
         self.network, within = network, _within_norms(network)
         for name, module in network.named_modules():
             if module in within:
@@ -205,7 +205,7 @@ class Recorder:
             self.handles.append(module.register_forward_hook(returned, with_kwargs=True))
 
     def detach(self) -> None:
-        """Removes all hooks but those that are freed with their graph."""
+        """Removes all hooks that are not freed with their graph."""
         for handle in self.handles:
             handle.remove()
 
@@ -265,12 +265,12 @@ class Recorder:
         choices.append(Choice(place_of(func), self.copy(made), args[0].dtype))
 
     def _is_whole(self, name: str) -> bool:
-        """Returns whether a call is one of the network, and not one within it."""
+        """Returns whether a call is a call of the network, and not a call within it."""
         return (not name or (self.parts and not self.open)) and not in_backward()
 
     def _keep(self, name: str, call: Call, result: Any) -> Any:
-        """Keeps the outputs of a call, and returns them. Of several each is a copy, since one may be made of another
-        within the layer: what arrives at the copy comes from outside."""
+        """Keeps the outputs of a call, and returns them. Several outputs are copied, since the layer may make one of
+        another: a gradient that arrives at the copy comes from outside."""
         values, call.spec = tree_flatten(result)
         call.outputs = [self._kept(value) for value in values]
         if sum(map(is_real, values)) > 1:
@@ -309,7 +309,7 @@ class Recorder:
         return call.gradients if self.passes is None else call.gradients_of(torch._C._current_graph_task_id())
 
     def _put(self, name: str, call: Call, place: int, gradient: Tensor | None) -> None:
-        if gradient is None:  # a function of the network's own may pass none
+        if gradient is None:  # a function of the network's own may pass no gradient
             return
         gradients = self._gradients(call)
         if self.passes is not None:
@@ -323,20 +323,20 @@ class Recorder:
     def _put_again(
         self, call: Call, place: int, hooks: Any, number: int, _: object, arrived: Sequence[Tensor | None]
     ) -> None:
-        """Keeps the gradient that hooks of the network's own have left, where it has put some on an output."""
+        """Keeps the gradient that hooks of the network's own have left, where the network put hooks on an output."""
         gradients = self._gradients(call)
         if len(hooks) > 1 and gradients[place] is not None and (gradient := arrived[number]) is not None:
             gradients[place] = self.copy(gradient)
 
     def _put_through(self, name: str, call: Call, place: int, view: View, arrived: Sequence[Tensor | None]) -> None:
-        """Keeps the gradient of an output that is a view, and that was written into since, as an activation in place
-        does. Autograd then takes its gradient through the base of the view, and no hook of the output is called."""
+        """Keeps the gradient of an output that is a view and was written into since, as by an activation in place.
+        Autograd then takes its gradient through the base of the view, and no hook of the output is called."""
         gradient = arrived[view.number]
         if gradient is not None and view.is_written() and self._gradients(call)[place] is None:
             self._put(name, call, place, view.of(gradient))
 
     def _first_run(self, name: str, again: Call) -> Call:
-        """Returns the call that a checkpoint repeats: that of the same inputs. It may have been without gradients."""
+        """Returns the call that a checkpoint repeats: it has the same inputs. It may have been without gradients."""
         for call in self.record.calls[name]:
             pairs = zip(call.inputs, again.inputs, strict=False)
             if all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)):
@@ -347,7 +347,7 @@ class Recorder:
 
 
 def _within_norms(network: nn.Module) -> set[nn.Module]:
-    """Returns the modules that norms alone have within them, and that have no parameters, such as an activation."""
+    """Returns the modules without parameters that only norms have within them, such as an activation."""
     norms = {m for m in network.modules() if isinstance(m, NORMS)}
     within = {each for norm in norms for each in norm.modules() if each is not norm and not list(each.parameters())}
     others = set(network.modules()) - norms - within
@@ -377,7 +377,7 @@ def _without_gradient() -> bool:
 
 
 def _hands_on(call: Call, result: Any) -> bool:
-    """Returns whether a module hands on one of its arguments as it is, like ``nn.Identity``: what is recorded of the
-    one is recorded of the other."""
+    """Returns whether a module hands on one of its arguments as it is, like ``nn.Identity``. The record of the argument
+    is then the record of the result."""
     tracked = [v for v in tree_flatten(result)[0] if isinstance(v, Tensor) and not v.is_inference()]
     return any((id(v), v._version) in call.marks for v in tracked)

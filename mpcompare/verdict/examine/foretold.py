@@ -1,8 +1,8 @@
 """The memory that an examination will take, told before it begins.
 
 The examination takes as much as the pass that holds the most. What a pass holds is read off its code, and each number
-below counts tensors. Their sizes are known: those of activations from one forward pass of the network in fp32, and what
-a backend holds and what a training step takes were measured.
+below counts tensors. Their sizes are known: one forward pass of the network in fp32 tells the sizes of activations, and
+the bytes that a backend holds and that a training step takes were measured.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from mpcompare.verdict.examine.forced.step import SAMPLES
 from mpcompare.verdict.examine.rounding import ROWS, first_rows_are_independent
 
 LIBRARIES = 50 << 20  # bytes of torch's libraries that the oracle's process touches when it computes its first step
-DOUBLE = 2  # a number in float64, where one in fp32 is 1
+DOUBLE = 2  # the size of a number in float64, where a number in fp32 has size 1
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -36,10 +36,10 @@ class Held:
     """Bytes that are known when training has ended."""
 
     now: int  # the bytes of the entrant's process, beyond its libraries
-    # params, largest: of all parameters in fp32, and of the largest one
+    # params, largest: the bytes of all parameters in fp32, and of the largest one
     params: int
     largest: int
-    moments: int  # of everything that the optimizer remembers
+    moments: int  # the bytes of everything that the optimizer remembers
     step: int  # the most that training took beyond what was there before it
 
     @property
@@ -53,19 +53,19 @@ class Held:
 class Activations:
     """The bytes, in fp32, that a network makes of one micro-batch."""
 
-    rows: int  # of the micro-batch
-    # inputs, outputs: of all calls of layers (modules without modules in them)
+    rows: int  # the rows of the micro-batch
+    # inputs, outputs: the bytes of all calls of layers (modules without modules in them)
     inputs: int = 0
     outputs: int = 0
     largest: int = 0  # the inputs and outputs of the largest call
     between: int = 0  # what backward needs besides parameters and the inputs of the layer that keeps them
-    # the most that a convolution makes of its input in float64 on a CPU: each number once for each element of the
-    # kernel
+    # the most that a convolution makes of its input in float64 on a CPU: each number is there once for each element of
+    # the kernel
     columns: int = 0
     points: int = 0  # the numbers, and no bytes, that a replay keeps of inputs, outputs, and the gradients of both
 
     def of(self, rows: int) -> "Activations":
-        """Returns those of so many rows at most."""
+        """Returns the bytes for so many rows at most."""
         share = min(rows / self.rows, 1.0)
         sizes = {name: round(share * size) for name, size in vars(self).items() if name != "rows"}
         return Activations(min(rows, self.rows), **sizes)
@@ -77,7 +77,7 @@ def foretold(
     """Returns the bytes that an examination will take, in all processes, beyond their libraries.
 
     Args:
-        network: that of the task, in fp32.
+        network: the task's network, in fp32.
         batches: the micro-batches of a step.
         exact_here: whether the oracle is computed in the entrant's process.
     """
@@ -102,8 +102,8 @@ def _oracle(held: Held, made: Activations) -> int:
 
 
 def _roundings(held: Held, made: Activations, precision: Precision) -> int:
-    """The network in fp32; its copy, its gradients, and those of a rounded step one by one, in the dtype in which
-    roundings are sampled. What forward keeps, and the gradients of activations."""
+    """The network in fp32; its copy, its gradients, and the gradients of a rounded step one by one, in the dtype in
+    which roundings are sampled. What forward keeps, and the gradients of activations."""
     dtype = _of_samples(precision)
     return held.params + dtype * (2 * held.params + held.largest) + _sampled(made, dtype)
 
@@ -114,10 +114,10 @@ def _trained_step(held: Held, made: Activations, precision: Precision, micro_bat
 
 
 def _replay(held: Held, made: Activations, precision: Precision, micro_batches: int) -> int:
-    """The network at sharp weights; a backend with these, and their gradients; the record of its step; and what a
-    replay makes, exact or rounded: a part is freed until backward, and malloc keeps its pages. Of one layer at a time
-    the parameters and their gradient in float64, and a gradient that was freed, of which malloc keeps the pages; and
-    the operands and results of the largest call. What products pass down lies in a file where it is much."""
+    """The network at sharp weights; a backend with these weights, and their gradients; the record of its step; and what
+    a replay makes, exact or rounded: a part is freed until backward, but malloc keeps its pages. For one layer at a
+    time, in float64, the parameters, their gradient, and a freed gradient whose pages malloc keeps; and the operands
+    and results of the largest call. If the gradients that products pass down are large, they lie in a file."""
     exact = DOUBLE * (made.outputs + made.between + made.largest + made.columns)
     made_there = max(exact, _sampled(made, _of_samples(precision))) + min(made.inputs, LARGE)
     return 3 * held.params + _record(made, precision, micro_batches) + made_there + 3 * DOUBLE * held.largest
@@ -132,8 +132,8 @@ def _samples(network: nn.Module, made: Activations, micro_batches: int) -> int:
 
 def _loaded(held: Held) -> int:
     """A backend in its step, as the passes ``aged`` and ``resume`` have it. The moments that it loads are mapped from a
-    file. The weights before its step, and its gradients, as far as they do not lie in a file. Of one tensor the
-    oracle's gradient in float64, which is mapped, and what is compared with it."""
+    file. The weights before its step, and its gradients, as far as they do not lie in a file. For one tensor the
+    oracle's gradient in float64, which is mapped, and the gradient that is compared with it."""
     return held.backend + held.moments + 2 * min(held.params, LARGE) + (DOUBLE + 1) * held.largest
 
 
@@ -167,13 +167,13 @@ def activations_of(network: nn.Module, loss_fn: Loss, batches: Batches) -> Activ
 
 @dataclass
 class _Counted:
-    """Counts the tensors of a network that is called. It holds neither the network nor its graph, whose hooks hold it:
-    all of them are gone as soon as nobody needs them."""
+    """Counts the tensors of a network that is called. It holds neither the network nor the graph, whose hooks hold it.
+    So all three are gone as soon as nobody needs them."""
 
     made: Activations
-    params: set[int] = field(default_factory=set)  # their storages
-    given: set[int] = field(default_factory=set)  # those of the inputs of the layer that is called
-    # By number and place in it, as q, k and v lie in one. They are held, or another storage would get the same number.
+    params: set[int] = field(default_factory=set)  # the storages of the parameters
+    given: set[int] = field(default_factory=set)  # the storages of the inputs of the layer that is called
+    # By a storage's number and the place in it: q, k and v may lie in one. A freed storage would lend its number.
     kept: dict[tuple[int, int], UntypedStorage] = field(default_factory=dict)
 
     def watch(self, network: nn.Module) -> None:

@@ -1,5 +1,5 @@
-"""Parameters without a gradient in a step, such as those of a branch that is not taken: torch's optimizers leave them
-as they are. A gradient of 0 in its place would let them decay, and their momentum move them."""
+"""Parameters without a gradient in a step, as in a branch that is not taken: torch's optimizers leave such parameters
+as they are. With a gradient of 0 they would decay, and their momentum would move them."""
 
 from collections.abc import Mapping
 
@@ -16,25 +16,25 @@ from mpcompare.verdict.examine import numerics
 def idle(
     network: nn.Module, loss_fn: Loss, batches: Batches, grads: Mapping[str, Tensor], before: Mapping[str, Tensor]
 ) -> frozenset[str]:
-    """Returns the parameters without a gradient in a step: those that a backend shows none of, and those that it shows
-    a 0 of although the loss does not depend on them. Empty where it shows none at all.
+    """Returns the parameters without a gradient in a step: the backend shows no gradient of them, or a gradient of 0
+    though the loss does not depend on them. Empty where the backend shows no gradients at all.
 
     Args:
-        network: of any weights.
-        grads: as the backend shows them.
+        network: the network, with any weights.
+        grads: the gradients that the backend shows.
         before: the weights before the step.
     """
     if not grads:
         return frozenset()
     missing = {name for name in before if name not in grads}
     zero = {name for name, g in grads.items() if not bool(g.any())}
-    # Whether the loss depends on them is asked only then, and costs a step.
+    # A step tells whether the loss depends on parameters whose gradient is 0. It is taken only if there are any.
     return frozenset(missing | (zero - reached(with_values(network, before, {}), loss_fn, batches) if zero else set()))
 
 
 def reached(network: nn.Module, loss_fn: Loss, batches: Batches) -> set[str]:
-    """Returns the parameters on which the loss of any micro-batch depends: those to which a backward in fp32 gives a
-    gradient. ``network`` gets them."""
+    """Returns the parameters on which the loss of any micro-batch depends: a backward in fp32 gives them a gradient.
+    ``network`` gets these gradients."""
     with as_examined(batches[0][0].device), torch.enable_grad():
         for x, y in batches:
             loss_fn(network(x), y).backward()
@@ -42,7 +42,7 @@ def reached(network: nn.Module, loss_fn: Loss, batches: Batches) -> set[str]:
 
 
 def moved(names: frozenset[str], before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, bool]:
-    """Returns whether each of these weights changed in any bit."""
+    """Returns for each of these weights whether any bit changed."""
     return {name: not numerics.same_bits(before[name], after[name]) for name in sorted(names)}
 
 

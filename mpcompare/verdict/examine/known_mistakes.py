@@ -1,7 +1,7 @@
-"""Known mistakes: updates that are not the optimizer's are compared with those that such a mistake makes.
+"""Known mistakes: updates that are not the optimizer's are compared with the updates that such a mistake makes.
 
-A mistake is named only if it makes all updates of a tensor within the bounds of fp32, element by element, where the
-optimizer does not: a guess that is a factor off in one of a thousand elements is none.
+A mistake is named only if it makes all updates of a tensor within the bounds of fp32, element by element, and the
+optimizer does not. A guess that is off by a factor in one of a thousand elements is not named.
 """
 
 import math
@@ -23,10 +23,9 @@ Values = tuple[Any, float]  # the optimizer of a group, and the factor of its le
 
 
 def known_mistakes(task: Task, updates: Sequence[Seen], compute_dtype: torch.dtype) -> dict[str, KnownMistake]:
-    """Returns how far the updates are from each mistake, by how it makes them; empty where the optimizer makes all.
+    """Returns how far the updates are from each mistake, by the words for it; empty where the optimizer makes all.
 
-    A mistake of several parameter groups is one that each of them can have, and is as far from the updates as it is in
-    any group.
+    A mistake of several parameter groups must be possible in each group. Its distance is the largest of all groups.
     """
     groups: dict[Values, list[str]] = {}
     for name in dict.fromkeys(name for update in updates for name in update.clipped):
@@ -35,7 +34,7 @@ def known_mistakes(task: Task, updates: Sequence[Seen], compute_dtype: torch.dty
     for (optimizer, factor), names in groups.items():
         own = replace(task, optimizer=optimizer)
         candidates = [*mistakes(own, compute_dtype), *_mistaken_for(task.optimizer, (optimizer, factor), groups)]
-        if factor != 1:  # schedules at the group's own rate; without that, at the rate of all
+        if factor != 1:  # schedules at the group's own rate, not at the common one
             candidates += mistakes(replace(own, optimizer=replace(optimizer, lr=factor * optimizer.lr)), compute_dtype)
         if task.schedule.length and all(update.number for update in updates):  # a wrong first update is no sign of it
             candidates.append(at_another_rate(optimizer))
@@ -45,14 +44,14 @@ def known_mistakes(task: Task, updates: Sequence[Seen], compute_dtype: torch.dty
 
 
 def of_all(found: Sequence[Mapping[str, KnownMistake]]) -> dict[str, KnownMistake]:
-    """Returns the mistakes that are in each of ``found``, as far from the updates as they are in any."""
+    """Returns the mistakes that are in each of ``found``, with the largest distance that they have there."""
     shared = [made for made in found[0] if all(made in errors for errors in found)] if found else []
     return {made: max((errors[made] for errors in found), key=lambda each: each.excess) for made in shared}
 
 
 def _errors(updates: Sequence[Seen], task: Task, candidates: Iterable[Known]) -> dict[str, KnownMistake]:
-    """Returns of each mistake the largest error over its bound, of any tensor that the optimizer does not make; of
-    several that are said alike the nearest counts."""
+    """Returns the largest error over its bound of each mistake, over the tensors that the optimizer does not make. Of
+    several mistakes with the same words the nearest counts."""
     right = _excess(by(task.optimizer.replay()), updates)
     wrong = [name for name, worst in right.items() if not worst <= 1]
     errors: dict[str, KnownMistake] = {}
@@ -82,7 +81,7 @@ def _of_group(update: Seen, names: Sequence[str], factor: float) -> Seen:
 
 
 def _mistaken_for(optimizer: Any, own: Values, groups: Iterable[Values]) -> Iterator[Known]:
-    """Yields the mistakes of updating a group as if it were none, or another."""
+    """Yields the mistakes of updating a group as if it were no group, or another group."""
     if not getattr(optimizer, "groups", ()):
         return
     (of_group, factor), plain = own, replace(optimizer, groups=())

@@ -32,10 +32,10 @@ from mpcompare.verdict.findings import Counts
 def last(
     subject: Subject, stepper: Stepper, rows: StepRows, trained: nn.Module, batch: Batches, attempts: Attempts
 ) -> dict[str, Any]:
-    """Returns, by the names of findings, loss and gradients of the trained backend compared with those of a new one,
-    its buffers after the step likewise, and its update; and as ``replay`` the step layer by layer.
+    """Returns, by the names of findings, loss and gradients of the trained backend compared with a new backend's, its
+    buffers after the step likewise, and its update; and as ``replay`` the step layer by layer.
 
-    The stepper's backend takes a step, whatever stops here: timed steps are compared with its next ones.
+    The stepper's backend takes a step, whatever stops here: timed steps are compared with its next steps.
     """
     backend, lr = stepper.backend, float(stepper.rates.now)
     before = 0 if subject.start is None else subject.start.updates
@@ -62,8 +62,8 @@ def last(
 
 
 def exponents_of(subject: Subject, trained: nn.Module, batch: Batches) -> dict[str, Counts]:
-    """Returns the counts of the first step (``first``) and of one after training (``last``), for whose exponents fp32
-    is exact enough."""
+    """Returns the counts of the first step (``first``) and of a step after training (``last``). The exponents of the
+    latter are counted in fp32, which is exact enough."""
     last = exact_step(trained, subject.task.loss_fn, batch, subject.precision, count=True, dtype=torch.float32)
     return {
         "first": {

@@ -30,7 +30,7 @@ def owners(model: nn.Module, order: Sequence[str], inputs: Mapping[str, str]) ->
     """Returns the owning layer of each parameter and buffer.
 
     Args:
-        inputs: by layer, which other one's output it is given as it is.
+        inputs: by layer, the other layer whose output it is given as it is.
     """
     places = {name: place for place, name in enumerate(order)}
     calls = Counter(name.partition("#")[0] for name in order)
@@ -55,7 +55,7 @@ def owners(model: nn.Module, order: Sequence[str], inputs: Mapping[str, str]) ->
 
 
 def _inputs(calls: Sequence[Called]) -> dict[str, str]:
-    """Returns, for each layer that is given the output of another as it is, the name of that other."""
+    """Returns, for each layer that is given the output of another layer as it is, the name of the other layer."""
     made: dict[int, str] = {}
     inputs: dict[str, str] = {}
     for name, module, args, output in calls:
@@ -68,8 +68,8 @@ def _inputs(calls: Sequence[Called]) -> dict[str, str]:
 
 
 def _longest_sum(model: nn.Module, calls: Sequence[Called], few: int, rows: int) -> int:
-    """Returns how many numbers are summed at most: those of a row of a weight, or those of one channel in a batch, all
-    its places (pixels, tokens) in all its ``rows``, as a ``few`` of them tell."""
+    """Returns how many numbers are summed at most: the numbers of a row of a weight, or the numbers of one channel in a
+    batch, at all places (pixels, tokens) of all ``rows``. A ``few`` rows tell the number of places."""
     lengths = [rows, *(p[0].numel() if p.dim() > 1 else len(p) for p in model.parameters() if p.dim())]
     for _, module, _, output in calls:
         values = output[0] if isinstance(output, tuple) else output
@@ -81,8 +81,8 @@ def _longest_sum(model: nn.Module, calls: Sequence[Called], few: int, rows: int)
 
 
 def _called(model: nn.Module, x: Tensor) -> list[Called]:
-    """Calls a network, and returns all calls of its modules. Each output is kept: one that is gone could lend its id to
-    another."""
+    """Calls a network, and returns all calls of its modules. Each output is kept: an output that is gone could lend its
+    id to another."""
     calls: list[Called] = []
 
     def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:

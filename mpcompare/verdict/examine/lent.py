@@ -1,5 +1,5 @@
-"""The network, the first batch and torch, which a backend shares with the replays of its steps. A change that it makes
-there changes both alike."""
+"""The network, the first batch and torch, which a backend shares with the replays of its steps. If the backend changes
+them, its steps and the replays change alike."""
 
 from mpcompare.precision import Precision
 from mpcompare.verdict.examine.attempts import Attempts
@@ -22,8 +22,8 @@ def written(subject: Subject, attempts: Attempts) -> list[str] | None:
 
 
 def patches_torch(values: ExactValues, precision: Precision) -> bool:
-    """Returns whether an exact step of a few rows has other gradients in this process than in one in which no backend
-    has been, if there is such a process."""
+    """Returns whether an exact step of a few rows has other gradients in this process than in a process in which no
+    backend has been, if there is such a process."""
     if (both := values.there_and_here(f"few-rows-{precision.name}", _few_rows, precision)) is None:
         return False
     there, here = both

@@ -1,4 +1,4 @@
-"""The loss scale that a backend is held to: as it was asked for, but for what the backend promises."""
+"""The loss scale that a backend is held to: as it was asked for, except for what the backend promises."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_
 from mpcompare.promises import Promises
 from mpcompare.verdict.judge.loss_scale import WrongScale
 
-StepRows = Sequence[Mapping[str, Any]]  # those of ``steps.csv``, a training step each
+StepRows = Sequence[Mapping[str, Any]]  # the rows of ``steps.csv``, a training step each
 
 
 def promised_scaling(scaling: LossScale, promises: Promises) -> LossScale:
@@ -23,9 +23,9 @@ class ExpectedScale:
     """The loss scale that a backend should have, and the steps that it should skip.
 
     Attributes:
-        scaling: as the backend promises it, after the steps that were seen.
-        asked: as it was asked for.
-        skips: whether a step is skipped whose gradients are not finite.
+        scaling: the scale that the backend promises, after the steps that were seen.
+        asked: the scale that was asked for.
+        skips: whether a step is skipped if its gradients are not finite.
     """
 
     def __init__(self, scaling: LossScale, promises: Promises) -> None:
@@ -38,7 +38,7 @@ class ExpectedScale:
             load_state(scaling, state)
 
     def step(self, finite: bool) -> tuple[bool, float, float | None]:
-        """Returns the arguments of :meth:`Seen.step` beside ``finite``, and goes on to the next step."""
+        """Returns the arguments of :meth:`Seen.step` other than ``finite``, and goes on to the next step."""
         scale, asked = self.scaling.scale, self.asked.scale
         for scaling in (self.scaling, self.asked):
             scaling.update(not finite)
@@ -46,8 +46,8 @@ class ExpectedScale:
 
 
 def first_wrong_scale(scaling: LossScale, rows: StepRows) -> WrongScale | None:
-    """Returns the first training step whose loss scale does not follow from the steps that were skipped before;
-    ``scaling`` is that before the first one."""
+    """Returns the first training step whose loss scale does not follow from the steps that were skipped before.
+    ``scaling`` is the loss scale before the first step."""
     scaling = copy.deepcopy(scaling)
     for row in rows:
         if row["loss_scale"] != scaling.scale:

@@ -1,9 +1,9 @@
-"""The random numbers of a step, such as the masks of dropout: does a backend draw those of its reference?
+"""The random numbers of a step, such as the masks of dropout: does a backend draw its reference's numbers?
 
-Each examined step begins with the same state of torch's generators, that of the oracle's. A backend that asks for the
-same numbers in the same order leaves them in the same state, and its gradients are those of the oracle's masks. One
-that leaves them elsewhere, as a compiled network may, has other masks, and other gradients are no error. What can be
-said of it is whether its losses and its gradients vary as those of the network do, from mask to mask.
+Each examined step begins with the same state of torch's generators as the oracle's step. A backend that asks for the
+same numbers in the same order leaves the generators in the same state, so it has the oracle's masks. A backend that
+leaves them in another state, as a compiled network may, has other masks, and other gradients are no error. Then only
+its losses and its gradients can be compared with the network's: they should vary alike from mask to mask.
 """
 
 import copy
@@ -22,13 +22,13 @@ from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.masks import Masks, MaskSamples
 
-# The numbers of steps whose random numbers are drawn: of the mean gradient, of the network, and of the backend.
+# The numbers of steps whose random numbers are drawn, for the mean gradient, for the network, and for the backend.
 MEAN, EXACT, OWN = range(1, 9), range(9, 17), range(17, 19)
 
 
 def forward_as_the_oracle(exact: Exact, walk: Walk) -> bool:
-    """Takes a step up to the end of its first forward pass. Returns whether it drew the oracle's random numbers; where
-    the oracle drew none, it did."""
+    """Takes a step up to the end of its first forward pass. Returns whether the step drew the oracle's random numbers;
+    True where the oracle drew none."""
     device = next(iter(walk.backend.master_params().values())).device
     seed_step(EXAMINED)
     walk.through("forward")
@@ -39,10 +39,10 @@ def forward_as_the_oracle(exact: Exact, walk: Walk) -> bool:
 
 
 def masks_of(subject: Subject, as_given: bool) -> Masks | None:
-    """Returns whether a new backend draws in training what the network draws that is called as it is, and else samples
-    of its steps; None where the network draws nothing.
+    """Returns whether a new backend draws in training the numbers of a plain call of the network. If it does not, it
+    also returns samples of the backend's steps. None where the network draws nothing.
 
-    Where a mask depends on the dtype that it is drawn for, backends of different dtypes do not have the same ones.
+    Where a mask depends on the dtype that it is drawn for, backends of different dtypes have different masks.
 
     Args:
         as_given: whether the backend calls the network with the rows as they are.
@@ -69,8 +69,8 @@ def _drawn_by(network: nn.Module, loss_fn: Loss, batch: Batches) -> list[str]:
 
 
 def _samples(subject: Subject) -> MaskSamples:
-    """Returns the first step of a backend with a few masks, and that of the network with many; all entrants of a race
-    share the latter."""
+    """Returns the first step of a backend with a few masks, and the first step of the network with many masks. All
+    entrants of a race share the network's steps."""
     exact = subject.shared.once("masks", partial(_exact_samples, subject))
     scaling = subject.scaling.starting_at(subject.scaling.scale / 256)  # so that nothing overflows
     backend = subject.make_backend(subject.model, scaling)
@@ -87,7 +87,8 @@ def _samples(subject: Subject) -> MaskSamples:
 
 
 def _exact_samples(subject: Subject) -> dict[str, Any]:
-    """Returns losses and slopes of the network's own steps, and the mean gradient of others, by which slopes are."""
+    """Returns losses and slopes of the network's own steps. Slopes are relative to the mean gradient of other steps,
+    which is returned, too."""
     network = subject.network()
     direction: Params = {}
     losses, slopes = [], []

@@ -1,8 +1,8 @@
 """One update in the middle of training, replayed: a schedule is at work there.
 
-The first updates are those of its warm-up, and after training a cosine has come to a rate of 0, at which an update says
-nothing. So a step between the end of the warm-up and that of training is taken as any other, and some elements of what
-its update is made of are kept.
+The first updates belong to its warm-up, and after training a cosine has come to a rate of 0, at which an update says
+nothing. So a step between the end of the warm-up and the end of training is taken as any other step, and some elements
+of what its update is made of are kept.
 """
 
 from mpcompare.contract import Batches, Stepper, Walk
@@ -15,16 +15,16 @@ ELEMENTS = 1 << 12  # of each tensor
 
 
 class Midway(Stepper):
-    """A stepper that keeps an update in the middle of training, the first one from there on that is taken. It copies
-    some elements; the step is the same, bit for bit.
+    """A stepper that keeps an update: the first update from the middle of training on that is not skipped. It copies
+    some elements. The step is the same, bit for bit.
 
     Attributes:
-        kept: the step of that update; None before it was taken, and of a task without a schedule.
+        kept: the step of this update; None before it was taken, and for a task without a schedule.
     """
 
     def __init__(self, stepper: Stepper, schedule: Schedule, begun: int, last_step: int) -> None:
-        """``begun`` is the number of steps that were taken before training begins here, ``last_step`` that of its last
-        one."""
+        """``begun`` is the number of steps that were taken before training begins here. ``last_step`` is the number of
+        its last step."""
         super().__init__(stepper.backend, stepper.rates)
         self.taken, self.number = begun, middle(schedule, begun, last_step)
         self.kept: KeptStep | None = None
@@ -40,8 +40,8 @@ class Midway(Stepper):
 
 
 def middle(schedule: Schedule, begun: int, last_step: int) -> int | None:
-    """Returns the number of the step in the middle between the first one at the largest learning rate, where a warm-up
-    ends, and the last one; None where the rate never changes."""
+    """Returns the number of the step in the middle between the first step at the largest learning rate, where a warm-up
+    ends, and the last step; None where the rate never changes."""
     if not schedule.length:
         return None
     peak = max(range(begun, last_step), key=schedule.factor, default=begun)
@@ -49,15 +49,15 @@ def middle(schedule: Schedule, begun: int, last_step: int) -> int | None:
 
 
 def midway(subject: Subject, stepper: Stepper) -> Drive | None:
-    """Returns the update that was kept compared with the optimizer's; None where there is none that can be followed.
+    """Returns the kept update compared with the optimizer's; None where no update was kept, or none can be followed.
 
     Args:
-        stepper: that of training.
+        stepper: the stepper of training.
     """
     step = stepper.kept if isinstance(stepper, Midway) else None
     if step is None:
         return None
     rule = subject.rule_of(stepper.backend)
-    # A gradient of 0 may be that of a parameter that has none, and stays as it is.
+    # A gradient of 0 may stand for a parameter that has no gradient, and that stays as it is.
     seen = step.seen({name for name, g in step.clipped.items() if not bool(g.any())})
     return replayed(rule, step, seen, {})[0] if can_be_followed(rule, step, seen) else None

@@ -1,4 +1,4 @@
-"""The mistakes that are known of any optimizer, of SGD, and of weight decay; those of Adam are in adam_mistakes.py."""
+"""The known mistakes of any optimizer, of SGD, and of weight decay. The mistakes of Adam are in adam_mistakes.py."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ DECOUPLED = "with the decay beside the gradient, as AdamW has it"
 
 
 def mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[Known]:
-    """Yields the likelier ones first: where two make the same updates, the first is named."""
+    """Yields the likelier mistakes first: where two mistakes make the same updates, the first is named."""
     optimizer = task.optimizer
     yield from _of_schedule(task)
     if task.clip_norm is not None:
@@ -73,7 +73,7 @@ def _of_schedule(task: Task) -> Iterator[Known]:
 
 
 def at_another_rate(optimizer: Optimizer) -> Known:
-    """Returns the mistake that multiplies each update by the one number that fits all of its tensors best: updates are
+    """Returns the mistake that multiplies each update by the number that fits all of its tensors best: updates are
     linear in their rate. An update that is left out has no rate."""
     plain, fitted = by(optimizer.replay()), by(optimizer.replay())
     factors: dict[int, float] = {}  # by the number of the update
@@ -96,8 +96,8 @@ def at_another_rate(optimizer: Optimizer) -> Known:
 
 
 def _clipped(optimizer: Optimizer, norm: float) -> Mistake:
-    """Clips to ``norm``, and allows for the change that 64 roundings of the norm make: in fp32 it is a sum of many
-    squares."""
+    """Clips to ``norm``, and allows for the change that 64 roundings of the norm make: in fp32 the norm is a sum of
+    many squares."""
 
     def by_factor(off: float) -> Mistake:
         return by(
@@ -151,7 +151,7 @@ def _of_decay(optimizer: Any, compute_dtype: torch.dtype) -> Iterator[tuple[str,
 
 
 def _decayed(replay: UpdateReplay, share: Callable[[Seen], float], of_new: bool = False) -> Mistake:
-    """Multiplies the weight by ``1 - share`` before an update without decay, or after it; rounded as AdamW's."""
+    """Multiplies the weight by ``1 - share`` before an update without decay, or after it. It is rounded as in AdamW."""
     plain = by(replay)
 
     def decayed(name: str, update: Seen) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """How far each training step moves the weights: a digest that costs next to nothing, taken between steps.
 
-Some elements of each tensor are copied after every step, the same ones in every run, and nothing waits for them: the
-numbers stay on the device until training is over.
+Some elements of each tensor are copied after every step, the same elements in every run. Nothing waits for the copies:
+the numbers stay on the device until training is over.
 """
 
 import math
@@ -15,7 +15,7 @@ from mpcompare.verdict.examine.numerics import places
 from mpcompare.verdict.judge.moves import Moves
 
 ELEMENTS = 1 << 12  # of each tensor
-NUMBERS = 1 << 16  # of steps times tensors, at most, so that a record of a long training stays small
+NUMBERS = 1 << 16  # of steps times tensors at most, so that the record of a long training stays small
 
 
 class Digest:
@@ -29,7 +29,7 @@ class Digest:
         lengths = torch.tensor([len(at[0]) if at else p.numel() for p, at in self._with_places(masters)])
         self.before = self._weights(masters)
         self.owners = torch.repeat_interleave(lengths).to(self.before.device)
-        self.norms: list[Tensor] = []  # of a step: those of each tensor's change
+        self.norms: list[Tensor] = []  # the norm of each tensor's change in a step
         self.short: list[Tensor] = []
         self.largest = self._norms(self.before)
 

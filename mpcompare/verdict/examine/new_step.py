@@ -1,7 +1,8 @@
 """The steps of an examination: how they begin, what is seen of them, and the step that they are compared with.
 
-That is the oracle's, or the step of a new backend at the same weights and loss scale. Both backends round alike, so
-their steps are equal but for the order of sums, unless one computes with anything else than its weights and its batch.
+They are compared with the oracle's step, or with the step of a new backend at the same weights and loss scale. Both
+backends round alike, so their steps are equal but for the order of sums, unless a backend computes with anything else
+than its weights and its batch.
 """
 
 import copy
@@ -28,7 +29,7 @@ TRIED = ("fp32", "fp16", "bf16")  # the precisions that gradients may show, what
 
 
 def new_step(subject: Subject, network: nn.Module, scale: float, batch: Batches, lr: float) -> Exact:
-    """Returns loss, gradients, and buffers after the step, of a new backend that is freed then.
+    """Returns loss, gradients, and buffers after the step of a new backend. The backend is freed.
 
     Args:
         network: has the weights and buffers with which the step begins.
@@ -44,8 +45,8 @@ def new_step(subject: Subject, network: nn.Module, scale: float, batch: Batches,
 
 
 def starts_anew(backend: Any, network: nn.Module) -> State:
-    """Returns the state from which a used backend begins anew: with the weights and buffers of a network, a loss scale
-    of 1, and nothing in its optimizer. All else is a copy of what it has now."""
+    """Returns the state from which a used backend begins anew: the weights and buffers of a network, a loss scale of 1,
+    and nothing in its optimizer. All else is a copy of what the backend has now."""
     given: dict[str, Any] = {"params": params_of(network), "buffers": buffers_of(network), "optimizer": {}}
     own = copy.deepcopy({kind: kept for kind, kept in backend.state_dict().items() if kind not in given})
     if "scale" in own["loss_scale"]:
@@ -56,8 +57,8 @@ def starts_anew(backend: Any, network: nn.Module) -> State:
 def begun(
     subject: Subject, backend: Any, number: int = EXAMINED, through: str = "unscale", batch: Batches | None = None
 ) -> Walk:
-    """Begins the first step with the random numbers of the training step ``number``, and takes it through a phase;
-    returns what takes the rest. Its ``batch`` may be another one than the first."""
+    """Begins the first step with the random numbers of the training step ``number``, takes it through a phase, and
+    returns the walk that takes the rest. Its ``batch`` may be another batch than the first."""
     walk = Walk(backend, batch or subject.first_batch, subject.first_lr)
     seed_step(number)
     walk.through(through)
@@ -65,11 +66,11 @@ def begun(
 
 
 def gradients_of(walk: Walk, kept: bool = False) -> tuple[float, Params]:
-    """Returns loss and gradients of a step that is taken as far as they can be seen; it begins with the random numbers
-    of every examined step.
+    """Returns loss and gradients of a step, which is taken as far as they can be seen. The step begins with the random
+    numbers of every examined step.
 
     Args:
-        kept: whether the gradients are needed after they are clipped; then they are copies, as they lie in memory.
+        kept: whether the gradients are needed after they are clipped. Then they are copies in the same layout.
     """
     seed_step(EXAMINED)
     walk.through("unscale")
@@ -92,16 +93,16 @@ def compared(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradient
 
 
 def effective_precision(subject: Subject, grads: Mapping[str, Tensor], errors: Errors) -> str:
-    """Returns the precision asked for, unless another one's oracle is far closer, and every tensor is closer to it or
-    within one rounding of it: below a unit next to 0 that turned on or off any may be.
+    """Returns the precision asked for, unless another precision's oracle is far closer, and every tensor is closer to
+    that oracle or within one rounding of it. A unit next to 0 that turns on or off may move any tensor below it.
 
     Args:
-        errors: those of the gradients compared with the oracle of the precision asked for.
+        errors: the errors of the gradients compared with the oracle of the precision asked for.
     """
     asked = subject.precision
     error = _largest(errors)
     if not asked.is_16_bit or error <= 2 * asked.unit_roundoff:
-        return asked.name  # others need not be tried
+        return asked.name  # other precisions need not be tried
 
     def errors_beside(other: Precision, dtype: torch.dtype) -> Errors:
         return gradient_errors(grads, oracle(subject.exact_values, other, dtype).grads)
@@ -115,11 +116,11 @@ def effective_precision(subject: Subject, grads: Mapping[str, Tensor], errors: E
     for other in (PRECISIONS[name] for name in TRIED):
         if torch_dtype(other.storage) is torch_dtype(asked.storage):
             continue
-        rough = errors_beside(other, torch.float32)  # in fp32 arithmetic it costs a quarter, and rules most of them out
+        rough = errors_beside(other, torch.float32)  # fp32 arithmetic costs a quarter, and rules most precisions out
         if fits(other, rough) and fits(other, there := errors_beside(other, torch.float64)):
             found[other.name] = _largest(there)
         elif (asked.name, other.name) == ("bf16", "fp32") and _largest(rough) >= error:
-            break  # fp16's oracle lies between the two, so it is not that one either
+            break  # fp16's oracle lies between the two, so it is not closer either
     return min(found, key=found.__getitem__, default=asked.name)
 
 

@@ -1,4 +1,4 @@
-"""The noise: the same backend trains again under changes that must not matter. So far apart may correct runs be."""
+"""The noise: the same backend trains again under changes that must not matter. Correct runs may be so far apart."""
 
 from collections.abc import Generator
 from itertools import islice
@@ -38,12 +38,12 @@ def noise_runs(subject: Subject, rows: StepRows, noise: int) -> Generator[Progre
 def train_again(subject: Subject, rows: StepRows, number: int, of: int) -> Generator[Progress, Any, NoiseRun]:
     """Trains once more, for as many steps.
 
-    Weights are moved by less than the precision resolves, up to u |w|; the rows of each batch stand in another order,
-    so that sums do, where the loss does not depend on it; the loss scale is another power of two, unless a step
-    overflowed, for it would skip other steps.
+    Weights are moved by less than the precision resolves, up to u |w|. The rows of each batch stand in another order if
+    the loss does not depend on the order, so sums are taken in another order. The loss scale is another power of two,
+    unless a step overflowed: then other steps would be skipped.
 
     Args:
-        number: the run's, from 0; another one draws other changes.
+        number: the number of the run, from 0; another run draws other changes.
         of: the number of runs.
     """
     task, begin = subject.task, subject.start
@@ -62,7 +62,7 @@ def train_again(subject: Subject, rows: StepRows, number: int, of: int) -> Gener
     position = 0 if begin is None else begin.position
     for row, batch in zip(rows, islice(subject.batches(), position, position + len(rows)), strict=True):
         batch = [(x[order], y[order]) for x, y in batch] if reorders else batch
-        seed_step(row["step"], subject.seed)  # masks that training drew
+        seed_step(row["step"], subject.seed)  # the masks that training drew
         losses.append(float(stepper.step(batch)))
         skipped.append(bool(stepper.backend.skipped))
         digest.take()
@@ -102,8 +102,8 @@ def _stepper(subject: Subject, start: Stored, scaling: LossScale) -> Stepper:
 
 
 def order_is_free(network: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:
-    """Returns whether the loss of a batch's first rows is that of the same rows in reverse, as it is for every mean,
-    unless masks are drawn for the rows. The network is in float64 then."""
+    """Returns whether a batch's first rows and the same rows in reverse have the same loss. A mean does not depend on
+    their order, unless masks are drawn for the rows. The network is in float64 afterwards."""
     network = widened(network.double())
     x, y = x[:16], y[:16]
     x, y = (t.double() if t.is_floating_point() else t for t in (x, y))

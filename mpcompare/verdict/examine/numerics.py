@@ -10,14 +10,14 @@ from torch import Tensor
 from mpcompare.dtypes import HALF
 from mpcompare.verdict.findings import HIGHEST, LOWEST
 
-CHUNK = 1 << 16  # elements at a time: some float64 copies of so many stay in the cache
+CHUNK = 1 << 16  # elements at a time: a few float64 copies of so many elements fit into the cache
 
 
 def chunks(*tensors: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, ...]]:
     """Yields the tensors side by side, piece by piece, each of ``size`` elements at most.
 
-    One alone comes row by row. Several come column by column where the first of them lies so in memory, as the weights
-    of a backend that keeps them transposed: what is asked of single elements does not depend on their order.
+    A single tensor comes row by row. Several come column by column if the first of them lies so in memory, as the
+    weights of a backend that transposes them do. What is asked of single elements does not depend on their order.
     """
     if len(tensors) > 1 and tensors[0].dim() == 2 and tensors[0].t().is_contiguous():
         tensors = tuple(t.t() for t in tensors)
@@ -28,7 +28,7 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: 
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Returns whether two tensors are of one dtype and shape and equal bit for bit, on whatever device each is."""
+    """Returns whether two tensors have one dtype and one shape and are equal bit for bit, on any device."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     whole = INTEGERS[a.element_size()]
@@ -36,8 +36,8 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Returns the norm of ``a - b``, of all tensors as one vector, in float64. Equal numbers are 0 apart, infinite
-    ones too, such as those of a mask that is a buffer."""
+    """Returns the norm of ``a - b``, of all tensors as one vector, in float64. Equal numbers are 0 apart, and so are
+    equal infinite numbers, such as a mask that is a buffer has."""
 
     def square(x: Tensor, y: Tensor) -> float:
         apart = x.double() - y.double()
@@ -65,7 +65,7 @@ def dimensions(errors: Tensor, square: float) -> float:
             tr C^2.
         square: the mean square of their norms, which is tr C.
     """
-    pairs = max(math.comb(len(errors), 2), 1)  # a sample may choose another path, as experts do, and miss a layer
+    pairs = max(math.comb(len(errors), 2), 1)  # a sample may take another path, as to another expert, and miss a layer
     products = torch.triu(errors @ errors.T, diagonal=1).square().sum().item() / pairs
     return max(square**2 / products, 1.0) if products else 1.0
 
@@ -82,8 +82,8 @@ def total_norm(grads: Mapping[str, Tensor], norm_type: float) -> float:
 
 
 def exponents(values: Tensor) -> Tensor:
-    """Counts the values that are 0, and those in ``[2^e, 2^(e+1))`` for e from LOWEST to HIGHEST, int64
-    ``[1 + HIGHEST - LOWEST + 1]``. Smaller and larger ones count to the last at that end."""
+    """Counts the values that are 0, and the values in ``[2^e, 2^(e+1))`` for e from LOWEST to HIGHEST, int64
+    ``[1 + HIGHEST - LOWEST + 1]``. Smaller values count as LOWEST, and larger values as HIGHEST."""
     count = torch.zeros(HIGHEST - LOWEST + 2, dtype=torch.int64)
     for (part,) in chunks(values.detach()):
         _, exponent = torch.frexp(part)  # |value| in [2^(exponent-1), 2^exponent)
@@ -93,7 +93,7 @@ def exponents(values: Tensor) -> Tensor:
 
 
 def numbers(tensor: Tensor) -> Tensor:
-    """Returns the real numbers of a tensor: of a sparse one the zeros, too, and of a complex one both parts of each."""
+    """Returns the real numbers of a tensor: with the zeros of a sparse tensor, and both parts of complex numbers."""
     tensor = tensor.detach()
     dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
     return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
@@ -104,13 +104,13 @@ PART = 1 << 20  # elements that are seen of a gradient in a loop
 
 
 def spread(tensor: Tensor, most: int | None = None) -> Tensor:
-    """Returns a copy of at most so many elements of a tensor, else ``SPREAD``, in one row, the same ones in any
-    layout."""
+    """Returns a copy of at most ``most`` elements of a tensor (None: ``SPREAD``), in one row. The elements are the same
+    in any layout."""
     return tensor.detach().flatten()[:: stride_of(tensor, most or SPREAD)].clone()
 
 
 def in_part(tensor: Tensor) -> Tensor:
-    """Returns a tensor, or of a large one at most ``PART`` elements, in one row."""
+    """Returns a tensor, or at most ``PART`` elements of a large tensor, in one row."""
     return tensor if tensor.numel() <= PART else spread(tensor, PART)
 
 
@@ -120,7 +120,7 @@ def spreads(tensors: Mapping[str, Tensor], most: int | None = None) -> dict[str,
 
 
 def places(tensor: Tensor, most: int) -> tuple[Tensor, ...] | None:
-    """Returns the places of at most so many elements, as an index of the tensor; None where these are all."""
+    """Returns the places of at most so many elements, as an index of the tensor; None if these are all elements."""
     distance = stride_of(tensor, most)
     if distance == 1:
         return None
@@ -128,8 +128,8 @@ def places(tensor: Tensor, most: int) -> tuple[Tensor, ...] | None:
 
 
 def stride_of(tensor: Tensor, most: int) -> int:
-    """Returns the distance of at most so many elements. It shares no factor with any size, so that they are of all
-    columns alike."""
+    """Returns the distance from one to the next of at most so many elements. It shares no factor with any size, so that
+    all columns have as many of them."""
     n = tensor.numel()
     distance = max(-(-n // most), 1)
     while math.gcd(distance, n) > 1:
@@ -138,7 +138,7 @@ def stride_of(tensor: Tensor, most: int) -> int:
 
 
 def short_share(values: Tensor) -> float:
-    """Returns the share of numbers, none of which is 0, that have no more digits than fp16 or bf16."""
+    """Returns the share of numbers that have no more digits than fp16 or bf16. None of the numbers is 0."""
     exact = [values.to(dtype).to(values.dtype) == values for dtype in HALF]
     return max(float(same.double().mean()) for same in exact) if len(values) else 0.0
 
@@ -149,14 +149,15 @@ SKETCH = 256
 def sketch(params: Mapping[str, Tensor]) -> dict[str, list[float]]:
     """Returns SKETCH numbers for each tensor, so that ``||sketch(a) - sketch(b)||`` is ``||a - b||`` within about 5 %.
 
-    Each element is added to a random one of the numbers with a random sign, the same ones in every run (the count
-    sketch of Charikar, Chen and Farach-Colton, ICALP 2002): runs can be compared long after their weights are gone.
+    Each element is added with a random sign to one of the numbers, drawn at random. Sign and number are the same in
+    every run (the count sketch of Charikar, Chen and Farach-Colton, ICALP 2002). So runs can be compared long after
+    their weights are gone.
     """
     return {name: _sketch(name, p) for name, p in params.items()}
 
 
 def sketch_of_change(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """Returns :func:`sketch` of ``after - before``; one difference at a time is in memory."""
+    """Returns :func:`sketch` of ``after - before``. One difference at a time is in memory."""
     return {name: _sketch(name, p - before[name].to(p.device)) for name, p in after.items()}
 
 
@@ -166,5 +167,5 @@ def _sketch(name: str, tensor: Tensor) -> list[float]:
     for (values,) in chunks(tensor.detach()):
         place = torch.randint(2 * SKETCH, values.shape, generator=generator)
         sums.index_add_(0, place, values.cpu().double())
-    numbers: list[float] = (sums[:SKETCH] - sums[SKETCH:]).tolist()  # the upper half are the negative signs
+    numbers: list[float] = (sums[:SKETCH] - sums[SKETCH:]).tolist()  # the upper half has the negative signs
     return numbers

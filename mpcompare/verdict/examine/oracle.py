@@ -34,18 +34,18 @@ MULTIPLY = (
     nn.RNNCellBase,
     nn.MultiheadAttention,
 )
-# Layers whose output is some of the numbers of their input: nothing is rounded there.
+# Layers whose output has only numbers of their input: nothing is rounded there.
 SELECT = (nn.ReLU, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.Flatten, nn.Unflatten, nn.Identity)
-ROWS = 1024  # of a large batch at a time, where rows do not depend on each other: all in float64 would not fit
+ROWS = 1024  # of a large batch at a time if rows do not depend on each other: all rows in float64 would not fit
 
 
 @dataclass(frozen=True)
 class Exact:
     """A step in float64."""
 
-    loss: float  # of the batch
-    grads: Mapping[str, Tensor]  # of every parameter that the loss depends on, float64
-    buffers: Params = field(default_factory=dict)  # after the step (running statistics), float64
+    loss: float  # the loss of the batch
+    grads: Mapping[str, Tensor]  # the gradient of every parameter that the loss depends on, float64
+    buffers: Params = field(default_factory=dict)  # the buffers after the step (running statistics), float64
     loss_noise: float = 0.0  # standard deviation of the loss if each stored activation is rounded once
     # ``numerics.exponents`` of ``activations``, ``gradients of activations`` (by layer) and ``gradients of weights``
     # (by parameter); empty unless they were asked for
@@ -53,12 +53,12 @@ class Exact:
     order: list[str] = field(default_factory=list)  # the layers in the order in which they are called
     # the part of the gradients that each micro-batch adds, as ``numerics.sketch``; empty where there is only one
     shares: list[dict[str, list[float]]] = field(default_factory=list)
-    # the part of the loss that each micro-batch is, times their number
+    # the share of each micro-batch in the loss, times the number of micro-batches
     weights: list[float] = field(default_factory=list)
     largest: float = 0.0  # the largest element of what a micro-batch adds to the gradients
     # the states in which the step left torch's generators (``tasks/draws.py``), after the forward pass of the first
-    # micro-batch and in the end; empty where it drew nothing, and empty texts where what it drew depends on the dtype,
-    # so that nobody draws the same
+    # micro-batch and in the end; empty where it drew nothing; empty texts where the drawn numbers depend on the dtype,
+    # so that nobody draws the same numbers
     drawn: list[str] = field(default_factory=list)
 
     def subnormal(self, scale: float) -> float:
@@ -74,7 +74,7 @@ def oracle(values: ExactValues, precision: Precision, dtype: torch.dtype = torch
     """Returns the exact step of the first batch at the initial weights; all entrants of a race share it.
 
     Args:
-        precision: the one whose operands the oracle starts from, that of the backends or another.
+        precision: the precision whose operands the oracle starts from: the backends' precision or another.
         dtype: fp32 where a rough answer is enough.
     """
     name = f"oracle-{precision.name}-{dtype_name(dtype)}"
@@ -83,7 +83,7 @@ def oracle(values: ExactValues, precision: Precision, dtype: torch.dtype = torch
 
 
 def _exact_values(problem: Problem, precision: Precision, dtype: torch.dtype) -> dict[str, Any]:
-    count = precision.is_16_bit and dtype is torch.float64  # the exponents of others are not asked for
+    count = precision.is_16_bit and dtype is torch.float64  # nobody asks for other exponents
     return vars(exact_step(problem.network, problem.loss_fn, problem.batch, precision, count=count, dtype=dtype))
 
 
@@ -97,16 +97,16 @@ def exact_step(
 ) -> Exact:
     """Returns loss and gradients from weights and inputs as the precision has them.
 
-    Operands of products are rounded first, because every implementation of the precision multiplies the rounded ones.
-    The errors that are left are the implementation's. Beside unrounded operands they would drown in relu's masks: with
-    the rounding of its inputs a unit next to 0 turns on or off, which is 20 times as much. (A GPU may cut operands to
-    TF32 where this rounds them to nearest: that is within the limits, which are in units of that rounding.)
+    Operands of products are rounded first, because every implementation of the precision multiplies rounded operands.
+    The errors that are left are the implementation's. Compared with unrounded operands they would drown in relu's
+    masks: the rounding of inputs turns a unit next to 0 on or off, which is 20 times as much. (A GPU may cut operands
+    to TF32, and here they are rounded to nearest. The difference is within the limits, in units of this rounding.)
 
     A relative error uniform in +- u has the variance u^2 / 3, so var(loss) = u^2 / 3 sum (dz_i z_i)^2 over all z.
 
     Args:
         model: in fp32; it is left as it is.
-        batches: the micro-batches of a step; its loss is the mean of theirs, or of all their labels that count.
+        batches: the micro-batches of a step. Its loss is the mean over them, or over all of their labels that count.
         count: whether exponents are counted.
         dtype: fp32 where orders of magnitude are all that is asked for.
     """
@@ -158,7 +158,7 @@ class _Tally:
 
     def micro_batch(self, parts: Sequence[tuple[Batch, Batch, float]]) -> Params:
         """Adds a micro-batch: inputs and targets in parts, each with its weight in the mean of the loss. Returns what
-        it adds to the gradients."""
+        the micro-batch adds to the gradients."""
         own: Params = {}
         for x, y, weight in parts:
             for name, grad in self._part(x, y, weight).items():
@@ -170,8 +170,8 @@ class _Tally:
     def _part(self, x: Batch, y: Batch, weight: float) -> Params:
         """Returns the gradients of a part.
 
-        Backward is that of a training step, and not ``torch.autograd.grad``, with which a checkpoint does not compute
-        again in its older way (``use_reentrant=True``).
+        It calls ``backward``, as a training step does, and not ``torch.autograd.grad``: a reentrant checkpoint
+        (``use_reentrant=True``) does not compute again with the latter.
         """
         with outputs_of(self.network) as outputs:
             part = self.loss_fn(self.network(x), y) * weight
@@ -192,7 +192,7 @@ class _Tally:
         return grads
 
     def count(self, group: str, name: str, values: Tensor) -> None:
-        """Adds the exponents of ``values`` to those of their group and name."""
+        """Adds the exponents of ``values`` to the counts of their group and name."""
         if self.counts_exponents:
             counts = numerics.exponents(values)
             before = self.counts.setdefault(group, {}).get(name)
@@ -200,8 +200,8 @@ class _Tally:
 
 
 def unfrozen(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Lets all parameters of a network have gradients, and returns by name those that had them before: what the layers
-    of a frozen body compute is rounded like all else, and that shows in the gradients of their outputs."""
+    """Lets all parameters of a network have gradients, and returns by name the parameters that had them before. The
+    results of a frozen body are rounded like all else, and this shows in the gradients of its layers' outputs."""
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     for p in network.parameters():
         if p.is_floating_point():
@@ -234,10 +234,10 @@ class Outputs:
 
     # the names in the order of the calls, without layers through which no gradient passes
     called: list[str] = field(default_factory=list)
-    # Those that require a gradient. A checkpoint calls its layers again in the backward pass, and the outputs of either
-    # call may be these.
+    # The outputs that require a gradient. A checkpoint calls its layers again in the backward pass, so the outputs may
+    # come from either call.
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    # of the loss with respect to them, as far as a backward pass has reached
+    # the gradients of the loss with respect to them, as far as a backward pass has reached
     gradients: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -274,7 +274,7 @@ def numbered(name: str, known: Iterable[str]) -> str:
 
 
 def shares_of(loss_fn: Loss, targets: Sequence[Batch]) -> list[float]:
-    """Returns the part of the mean loss over all these targets that the mean over some of them is."""
+    """Returns for each part of the targets the weight of its mean loss in the mean loss over all targets."""
     if parts := shares(loss_fn, targets, torch.float64):
         return [part.item() for part in parts]
     rows = sum(map(len, targets))
@@ -283,7 +283,7 @@ def shares_of(loss_fn: Loss, targets: Sequence[Batch]) -> list[float]:
 
 def rows_are_independent(network: nn.Module, loss_fn: Loss, x: Batch, y: Batch) -> bool:
     """Returns whether the loss of a batch is the mean of its rows' losses, as far as eight rows in float64 tell. Batch
-    norm couples them, and so do masks that are drawn for all rows at once."""
+    norm couples the rows, and so do masks that are drawn for all rows at once."""
 
     def loss(rows: slice) -> Tensor:
         buffers = {name: b.clone() for name, b in network.named_buffers()}  # running statistics stay as they are

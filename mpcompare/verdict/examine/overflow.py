@@ -1,5 +1,5 @@
-"""The pass ``overflow``: a new backend with a loss scale that is too large, and with an infinite input; and the pass
-``infinite input``, which is all of it that there is without a loss scale."""
+"""The pass ``overflow``: a new backend with a loss scale that is too large, and with an infinite input. Without a loss
+scale there is only the infinite input: the pass ``infinite input``."""
 
 import math
 from dataclasses import replace
@@ -22,8 +22,8 @@ from mpcompare.verdict.judge.drive import Drive
 def overflow(subject: Subject) -> Drive | None:
     """Lets steps overflow, and takes some after them; None where the loss is not scaled.
 
-    A backend that computes a batch in parts has smaller sums, which overflow at a larger scale. So one that does not
-    overflow at the first scale is driven again, at one at which the gradient of the output overflows, row by row.
+    A backend that computes a batch in parts has smaller sums, which overflow at a larger scale. So a backend that does
+    not overflow at the first scale is driven again, at a scale at which the output's gradient overflows, row by row.
     """
     if not subject.scaling.scales:
         return None
@@ -44,7 +44,7 @@ def infinite_input(subject: Subject, driver: Driver) -> Drive | None:
     optimizer makes nothing of it.
 
     Args:
-        driver: that of the pass ``first``, which is over: the weights become NaN.
+        driver: the driver of the pass ``first``, which is over: the weights become NaN.
     """
     infinite = _infinite(subject, subject.first_batch)
     if subject.scaling.scales or infinite is None or not _moves_by_nan(subject.task.optimizer):
@@ -53,7 +53,7 @@ def infinite_input(subject: Subject, driver: Driver) -> Drive | None:
 
 
 def _moves_by_nan(optimizer: Optimizer) -> bool:
-    """Returns whether the optimizer moves a weight whose gradient is NaN: Rprop asks for its sign, which is none."""
+    """Returns whether the optimizer moves a weight whose gradient is NaN. Rprop does not: NaN has no sign."""
     nan = torch.tensor([math.nan], dtype=torch.float64)
     change, _ = optimizer.replay().step("", nan, torch.ones_like(nan), optimizer.lr)
     return bool(change != 0)
@@ -61,7 +61,7 @@ def _moves_by_nan(optimizer: Optimizer) -> bool:
 
 def _infinite(subject: Subject, batch: Batches) -> Batches | None:
     """Returns the batch with an infinite input in one micro-batch (if there are several, it must not be forgotten);
-    None where inputs are whole numbers, or the network makes whole numbers of them, such as that of a branch."""
+    None where inputs are whole numbers, or the network makes whole numbers of them, such as the number of a branch."""
     (x, y), *others = batch
     if not x.is_floating_point():
         return None
@@ -75,11 +75,11 @@ def _infinite(subject: Subject, batch: Batches) -> Batches | None:
 
 
 def _too_large(scaling: LossScale, largest: float) -> LossScale:
-    """Returns the policy from the smallest scale on at which the largest gradient overflows in fp16, so that the others
-    may not; a dynamic scale then backs off far enough at once, and grows again after two good steps.
+    """Returns the policy from the smallest scale on at which the largest gradient overflows in fp16, so that other
+    gradients may not. A dynamic scale then backs off far enough at once, and grows again after two good steps.
 
     Args:
-        largest: element of what a micro-batch adds to the gradients: it is computed in 16 bits, and their sum is not.
+        largest: the largest element that a micro-batch adds to the gradients, in 16 bits; their sum has more bits.
     """
     exponent = math.ceil(math.log2(1.05 * FORMATS["fp16"].maximum / largest)) if 0 < largest < math.inf else 16
     scaling = scaling.starting_at(2.0 ** min(exponent, 120))
@@ -89,9 +89,9 @@ def _too_large(scaling: LossScale, largest: float) -> LossScale:
 
 
 def _far_too_large(network: nn.Module, scaling: LossScale, exact: Exact) -> LossScale:
-    """Returns the policy of :func:`_too_large` from the scale on at which the largest gradient of the last product's
-    output overflows in fp16: an element of it belongs to one row, and is the same in a part of the batch. A dynamic
-    scale backs off to where that of the other policy does.
+    """Returns the policy of :func:`_too_large` from the scale on at which the gradient of the last product's output
+    overflows in fp16: an element of this gradient belongs to one row, and is the same in a part of the batch. A dynamic
+    scale backs off to the same scale as the other policy's.
 
     Args:
         scaling: the other policy.
@@ -100,7 +100,7 @@ def _far_too_large(network: nn.Module, scaling: LossScale, exact: Exact) -> Loss
     layers = {name: network.get_submodule(name.partition("#")[0]) for name in counts}
     products = [name for name, each in layers.items() if any(p.dim() > 1 for p in each.parameters(recurse=False))]
     *_, last = products or list(counts)
-    largest = max(place for place, count in enumerate(counts[last]) if count)  # the first count is that of zeros
+    largest = max(place for place, count in enumerate(counts[last]) if count)  # the first count is of zeros
     scale = 2.0 ** min(17 - (LOWEST + largest - 1), 120)
     if scale <= scaling.scale:
         return scaling

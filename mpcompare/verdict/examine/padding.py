@@ -1,9 +1,9 @@
 """The pass ``padding``: a step in which every number is 0, as in a row of padding.
 
 A norm that sees such a row divides by the root of its eps alone. Where eps is left out, or is 0 in 16 bits, as 1e-12 is
-in fp16, 0 / 0 is NaN; on rows that have a variance the same mistake is smaller than one rounding. With weights and
-inputs of 0 each norm of the network sees a variance of 0, and nothing can overflow, since all gradients but those of
-the last bias are 0. So whatever is finite in fp32 is finite in any format: no tolerance is needed.
+in fp16, 0 / 0 is NaN. On rows that have a variance the same mistake is smaller than one rounding. With weights and
+inputs of 0 each norm of the network sees a variance of 0, and nothing can overflow, since only the gradients of the
+last bias are not 0. So whatever is finite in fp32 is finite in any format: no tolerance is needed.
 """
 
 import math
@@ -22,16 +22,16 @@ from mpcompare.verdict.examine.new_step import begun, starts_anew
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.padding import Padding
 
-ROWS = 8  # of the first batch, from which is told what is finite in fp32
+ROWS = 8  # of the first batch: they tell what is finite in fp32
 DIVIDES = ("norm", "sqrt", "var", "std", "div", "reciprocal")  # parts of the names of operators that may divide by 0
 
 
 def padding(subject: Subject, backend: Any) -> Padding | None:
-    """Takes such a step with the first batch up to its gradients; None of a network that divides by nothing, and of one
-    whose loss is no finite number there in fp32.
+    """Takes such a step with the first batch up to its gradients; None if the network divides by nothing, or if its
+    loss at zeros is not finite in fp32.
 
     Args:
-        backend: one that nobody needs any more; it loads these weights.
+        backend: a backend that nobody needs any more; it loads the weights of 0.
     """
     exact = subject.exact_values.once("padding", _exact_values)
     if not exact:
@@ -45,7 +45,7 @@ def padding(subject: Subject, backend: Any) -> Padding | None:
 
 def _exact_values(problem: Problem) -> dict[str, Any]:
     """Returns the loss of a few rows in fp32, and the names of the gradients that are finite; nothing where the network
-    cannot be called with such numbers."""
+    cannot be called with zeros."""
     network = _of_zeros(problem.network)
     x, y = problem.batch[0]
     try:
@@ -71,7 +71,7 @@ def _loss(network: nn.Module, loss_fn: Loss, x: Any, y: Any) -> float:
 
 
 def _zero(x: Any) -> Any:
-    """Returns inputs of 0; whole numbers are no quantities, and stay as they are."""
+    """Returns inputs of 0. Whole numbers are no quantities, and stay as they are."""
     return each(lambda t: torch.zeros_like(t) if t.is_floating_point() else t, x)
 
 

@@ -1,5 +1,5 @@
-"""The pass ``resume``: a backend that loaded the state of another is compared with that other, and its next update
-with the optimizer's from that state."""
+"""The pass ``resume``: a backend that loaded the state of another backend is compared with the other one, and its next
+update with the optimizer's from this state."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,20 +25,20 @@ from mpcompare.verdict.judge.resume import Reload
 class _Taken:
     """Two steps of a backend."""
 
-    state: Callable[[], State]  # makes what it had between them, a new copy each time
-    params: Stored  # between them
-    step: Exact  # loss and gradients of the second
-    loss_scale: float  # after it
-    ends: Stored  # parameters and buffers after it
-    updates: int  # whether the first one was an update
-    lr: float  # the learning rate of the second
+    state: Callable[[], State]  # makes the state between the two steps, a new copy each time
+    params: Stored  # the parameters between the two steps
+    step: Exact  # loss and gradients of the second step
+    loss_scale: float  # the loss scale after the second step
+    ends: Stored  # parameters and buffers after the second step
+    updates: int  # 1 if the first step was an update, else 0
+    lr: float  # the learning rate of the second step
 
 
 def resume(subject: Subject) -> Reload:
-    """Lets a backend take two steps, and a new one load the state between them and take the second, and returns the
-    differences. The first backend is freed before the other is made.
+    """Lets a backend take two steps. A new backend loads the state between them and takes the second step. Returns the
+    differences. The first backend is freed before the new one is made.
 
-    A dynamic loss scale grows after two good steps here, so that its state, too, shows in the second; and the new
+    A dynamic loss scale grows after two good steps here, so that its state, too, shows in the second step. The new
     backend is made with another scale.
     """
     scaling = subject.scaling.starting_at(subject.scaling.scale / 256)  # so that the first step does not overflow
@@ -91,7 +91,7 @@ def lost_entries(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[st
         same = True
         for name, t in tensors.items():
             same = same and name in others and numerics.same_bits(t, others[name])
-            heap.forget(t)  # it may be mapped from a file
+            heap.forget(t)  # the tensor may be mapped from a file
         return same
 
     def parts(of: Mapping[str, Any]) -> dict[str, Params]:

@@ -1,8 +1,8 @@
 """The least error that any implementation of a precision may have: one rounding of each result of a whole step.
 
 Autocast leaves some results in fp32, such as a transformer's stream of residuals. An implementation that rounds them is
-right all the same. And where terms cancel, as in the gradient of a bias before a batch norm, which is 0, nothing but
-these errors is left.
+right all the same. And where terms cancel, as in the gradient of a bias before a batch norm, which is 0, only these
+errors are left.
 """
 
 import copy
@@ -32,17 +32,17 @@ from mpcompare.verdict.judge.errors import RoundingError, RoundingErrors
 
 SAMPLES = 8
 ROWS = 256  # of a large batch whose rows do not depend on each other
-ELEMENTS = 1 << 20  # of a large tensor, evenly spread, from which is estimated in how many dimensions its errors vary
+ELEMENTS = 1 << 20  # of a large tensor, evenly spread: they tell in how many dimensions its errors vary
 
 
 def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision: Precision) -> RoundingErrors:
     """Returns how far such errors move gradients, and buffers after the step, from rounded weights and inputs.
 
-    Some rows of a large batch are enough where rows do not depend on each other: neither do their errors, and the mean
-    over more rows has smaller ones, like the root of their number.
+    Some rows of a large batch are enough where rows do not depend on each other. Then their errors are independent, and
+    the error of a mean over more rows is smaller by the root of their number.
 
-    Errors g - exact of a tensor, whose covariance is C, vary in ``(tr C)^2 / tr C^2`` dimensions, of which up to about
-    ``numerics.SKETCH`` are told apart. Where they are many, the length of the error varies little.
+    The errors g - exact of a tensor have a covariance C, and vary in ``(tr C)^2 / tr C^2`` dimensions. Up to about
+    ``numerics.SKETCH`` dimensions are told apart. Where they are many, the length of the error varies little.
     """
     fine = precision.unit_roundoff > FORMATS["fp32"].unit_roundoff  # fp32 arithmetic shows errors of u
     network = rounded(model, precision).to(dtype := torch.float32 if fine else torch.float64)
@@ -50,7 +50,7 @@ def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision
     batches, share = _some_rows(network, loss_fn, batches)
     # A loss scale keeps gradients in fp16's range. A backend that shows no layers may round a product before the bias.
     roundings = Roundings(precision, math.inf, before_bias=True)
-    without_masks(network)  # so that its roundings are seen
+    without_masks(network)  # so that the roundings are seen
     step = _Step(network, loss_fn, batches)
     exact: Params = {}
     step.take(exact.__setitem__)
@@ -69,8 +69,8 @@ def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision
 
 
 def _some_rows(network: nn.Module, loss_fn: Loss, batches: Batches) -> tuple[Batches, float]:
-    """Returns ROWS rows of a large batch whose rows are independent, and the factor from their errors to those of all;
-    any other batch as it is, and 1."""
+    """Returns ROWS rows of a large batch whose rows are independent, and the factor from their errors to the errors of
+    all rows. Any other batch is returned as it is, with a factor of 1."""
     n = sum(len(x) for x, _ in batches)
     if n <= ROWS or not first_rows_are_independent(network, loss_fn, batches):
         return batches, 1.0
@@ -115,7 +115,7 @@ class _Step:
 
     Attributes:
         named: the parameters that are trained.
-        names: those of the tensors that the step returns, its gradients and then the floating buffers.
+        names: the names of the tensors that the step returns: its gradients and then the floating buffers.
     """
 
     def __init__(self, network: nn.Module, loss_fn: Loss, batches: Batches) -> None:
@@ -125,8 +125,8 @@ class _Step:
         self.names = [*self.named, *self.statistics]
 
     def take(self, found: Callable[[str, Tensor], None], roundings: Roundings | None = None) -> None:
-        """Takes the step. ``found`` is given each gradient and buffer, which it may keep. Of one micro-batch it
-        is given each gradient as soon as backward has made it, so that not all of them are in memory."""
+        """Takes the step. ``found`` is given each gradient and buffer, which it may keep. If there is one micro-batch,
+        it is given each gradient as soon as backward has made it, so that not all of them are in memory."""
         network, named = self.network, self.named
         state = copy.deepcopy(dict(network.named_buffers()))
         sums: Params = {}
@@ -149,7 +149,7 @@ class _Step:
             output = network(x) if roundings is None else _rounded_call(network, x, roundings)
             (self.loss_fn(output, y) * share).backward()  # as the oracle has it
             if roundings is not None:
-                roundings.passing("sum")  # of micro-batches, which is in fp32
+                roundings.passing("sum")  # the sum over micro-batches, which is in fp32
             for name, p in named.items():
                 if p.grad is not None:
                     sums[name] = sums[name] + p.grad if name in sums else p.grad
@@ -167,7 +167,7 @@ class _Step:
 
 @contextmanager
 def _summing(roundings: Roundings | None) -> Iterator[None]:
-    """Lets roundings be those of a stored sum while it is entered, and no more those of the part that is under way."""
+    """While it is entered, results are rounded as stored sums, and not as in the part that is under way."""
     if roundings is None:
         yield
         return

@@ -13,17 +13,17 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.judge.drive import Step
 
-ELEMENTS = 4096  # of a large tensor, evenly spread: every update is one of single elements
+ELEMENTS = 4096  # of a large tensor, evenly spread: every update works element by element
 
 
 @dataclass(frozen=True)
 class Remembered:
     """Everything that an optimizer remembers in a state that was loaded."""
 
-    # by torch's name of the kind and by parameter, but for the count of updates
+    # by torch's name of the kind and by parameter, without the count of updates
     tensors: Mapping[str, Params] = field(default_factory=dict)
-    updates: int = 0  # that count
-    at_once: bool = False  # whether the backend was given that count, and did not count to it
+    updates: int = 0  # the count of updates
+    at_once: bool = False  # whether the backend was given this count, and did not count to it
 
     def of(self, name: str) -> dict[str, Tensor]:
         """Returns the tensors of one parameter, by kind."""
@@ -45,22 +45,22 @@ class Seen:
     remembered: Remembered = FROM_THE_START  # the state that was loaded before it
     _: KW_ONLY
     loss: float = math.nan  # as its maker says; NaN where nobody asks
-    # before they were clipped; of a step in one piece, after; empty where none are shown
+    # the gradients before they were clipped, or after it in a step in one piece; empty where none are shown
     grads: Mapping[str, Tensor] = field(default_factory=dict)
     scale: float = 1.0  # the loss scale before the step, as its maker says
     skipped: bool = False  # as its maker says
-    # number, steps: how many updates, and how many steps, were taken before
+    # number, steps: how many updates, and how many steps, were taken before this step
     number: int = 0
     steps: int = 0
     moved_early: bool = False  # whether weights changed before the gradients of all micro-batches were there
     in_one_piece: bool = False  # whether the step had no phases
-    draws_alike: bool = True  # whether the network drew the random numbers of the oracle's
+    draws_alike: bool = True  # whether the network drew the oracle's random numbers
     norm: float = math.nan  # the norm of the gradients, as the maker says; NaN where it says none
-    clipped_norm: float = math.nan  # the 2-norm of ``clipped`` before this became a part; NaN where none are shown
+    clipped_norm: float = math.nan  # the 2-norm of all of ``clipped``, of which a part may be kept; NaN: none shown
     # buffers, buffers_after: before the step and after it
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     buffers_after: Mapping[str, Tensor] = field(default_factory=dict)
-    batch: Batches = field(default_factory=list)  # as its micro-batches
+    batch: Batches = field(default_factory=list)  # the batch as its micro-batches
 
     @property
     def moved(self) -> bool:
@@ -71,9 +71,9 @@ class Seen:
         """Returns the loss scale and the weights in the step.
 
         Args:
-            finite: whether its gradients were.
-            skips: whether the policy of the loss scale skips a step whose gradients are not.
-            should_scale, asked_scale: those of :class:`Step`.
+            finite: whether its gradients were finite.
+            skips: whether the policy of the loss scale skips a step whose gradients are not finite.
+            should_scale, asked_scale: as in :class:`Step`.
         """
         return Step(
             finite=finite,

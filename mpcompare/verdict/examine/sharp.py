@@ -1,8 +1,8 @@
 """Weights at which nothing is nearly linear.
 
 The weights of every layer of products are multiplied until its output has a spread of several units, biases and the
-factors of norms are moved, and all of it is rounded to the precision, so that every implementation holds the same
-weights. They follow from the initial weights and the first batch: all entrants of a race share them.
+factors of norms are moved, and all of them are rounded to the precision, so that every implementation holds the same
+weights. The weights follow from the initial weights and the first batch: all entrants of a race share them.
 """
 
 import math
@@ -20,9 +20,9 @@ from mpcompare.tasks.frozen import dtypes_of
 from mpcompare.tasks.task import Params, params_of
 from mpcompare.verdict.examine.exact_values import ExactValues, Problem
 
-SPREAD, OF_LOGITS = 3.0, 8.0  # standard deviations of the outputs of layers of products, and of the last one
+SPREAD, OF_LOGITS = 3.0, 8.0  # standard deviations of the outputs of layers of products, and of the last layer
 MOVED = 0.25  # biases and factors of norms, which begin at 0 and 1, are moved by so much
-RECURRENT = {"weight_hh": 1.0}  # and 2 of all other weights of layers that are no single product
+RECURRENT = {"weight_hh": 1.0}  # the size of results; 2 for other weights of layers that are no single product
 
 
 def sharp_weights(values: ExactValues, precision: Precision) -> Params:
@@ -36,8 +36,8 @@ def _sharp_weights(problem: Problem, precision: Precision) -> Params:
 
 
 def sharpened(network: nn.Module, x: Tensor, precision: Precision) -> Params:
-    """Returns weights of the network at which the outputs of its products spread over several units; those of each
-    layer are set when it is called with ``x``."""
+    """Returns weights of the network at which the outputs of its products spread over several units. The weights of a
+    layer are set when it is called in a call of the network with ``x``."""
     network = copy_of(network)
     generator = torch.Generator().manual_seed(0)
     done: list[nn.Module] = []
@@ -82,8 +82,8 @@ def _spread_by_output(done: list[nn.Module], generator: torch.Generator) -> Call
 
 
 def _spread_by_size(module: nn.Module) -> None:
-    """Multiplies the matrices of a layer whose products cannot be seen, so that inputs of size 1 make outputs of size
-    2, and states outputs of size 1: with more the errors of recurrent layers grow from step to step."""
+    """Multiplies the matrices of a layer whose products cannot be seen. Inputs of size 1 then make outputs of size 2,
+    and states make outputs of size 1: with more, the errors of recurrent layers would grow from step to step."""
     for name, p in module.named_parameters(recurse=False):
         size = float(p.square().mean().sqrt()) * math.sqrt(p.shape[-1])
         if p.dim() == 2 and size > 0:

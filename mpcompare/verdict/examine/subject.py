@@ -36,7 +36,7 @@ class Subject:
     make_backend: Callable[[nn.Module, LossScale], Backend]
     model: nn.Module  # the network with its initial weights, fp32 on the device
     scaling: LossScale  # the loss scale as it starts
-    precision: Precision  # the one in which the backends compute
+    precision: Precision  # the precision in which the backends compute
     task: Task
     batches: Callable[[], Iterator[Batches]]  # the training batches from the first on
     # the fingerprints of the network and of the first batch before any backend had them; empty if none were taken
@@ -45,12 +45,12 @@ class Subject:
     # evaluates a network with these parameters and buffers on held-out samples; None where there are none
     held_out: Callable[[Params, Params], HeldOut] | None = None
     shared: Shared = ALONE  # values of the whole race: the oracle of the first step is the same for all entrants
-    # a process in which no backend has been, where these are computed; None: they are computed here
+    # a process in which no backend has been, where these values are computed; None: they are computed here
     clean: CleanProcess | None = None
     seed: int = 0  # the seed of the run, on which the random numbers of its training steps depend
 
     def network(self, params: Mapping[str, Tensor] = GIVEN, buffers: Mapping[str, Tensor] = GIVEN) -> nn.Module:
-        """Returns a copy of the network with these parameters and buffers, and else with its initial ones."""
+        """Returns a copy of the network with these parameters and buffers; all others are the initial ones."""
         return with_values(self.model, params, buffers)
 
     def held_out_by(self, backend: Backend) -> HeldOut | None:

@@ -1,8 +1,8 @@
-"""The update of the pass ``last``: the trained backend's next one, replayed from its own optimizer state.
+"""The update of the pass ``last``: the trained backend's next update, replayed from its own optimizer state.
 
-What is wrong only late in training, such as a decay that stops or moments that lose their digits, shows here. The state
+Mistakes that come late in training, such as a decay that stops or moments that lose their digits, show here. The state
 is taken from the backend as it is, so that only the roundings of one update are allowed. Updates are made element by
-element, and some elements of a large tensor tell what is made of all.
+element, so some elements of a large tensor stand for all.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -30,14 +30,14 @@ class KeptStep(Walk):
     for bit.
 
     Attributes:
-        before: the weights before it.
-        optimizer: by kind and parameter what the optimizer remembers then, but for the counts.
-        counts: the number of updates that the optimizer counts then, 0-d tensors by parameter.
+        before: the weights before the step.
+        optimizer: by kind and parameter what the optimizer remembers before the step, without the counts.
+        counts: the number of updates that the optimizer counts before the step, 0-d tensors by parameter.
         scale, lr: the loss scale and the learning rate of the step.
-        updates, steps: the numbers of those that were taken before; skipped ones are no updates.
-        grads: before they were clipped; of a step in one piece, after.
+        updates, steps: the numbers of updates and steps that were taken before; skipped steps are no updates.
+        grads: the gradients before they were clipped, or after it in a step in one piece.
         clipped: the gradients that the optimizer is given.
-        after: the weights after it; empty until it is taken, and where it is skipped.
+        after: the weights after the step; empty until it is taken, and where it is skipped.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class KeptStep(Walk):
         most: int | None = None,
         at_the_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """``most`` is the number of elements of each tensor, at most; the others are attributes, or a walk's."""
+        """``most`` is the number of elements of each tensor, at most. All else is an attribute, or a walk's."""
         super().__init__(backend, batches, lr, at_the_end)
         kinds = backend.state_dict()["optimizer"]
         self.lr, self.updates, self.steps, self.most = float(lr), updates, steps, most
@@ -86,15 +86,14 @@ class KeptStep(Walk):
 def trained_update(
     rule: UpdateRule, step: KeptStep, grads: Mapping[str, Tensor], idle: frozenset[str]
 ) -> TrainedUpdate | None:
-    """Takes a step to its end, and returns its update compared with the optimizer's. None where there is none, because
-    the step is skipped, and where it cannot be followed, because no gradients are shown or the optimizer remembers
-    something else.
+    """Takes a step to its end. Returns its update compared with the optimizer's; None where the step is skipped,
+    and where its update cannot be followed: no gradients are shown, or the optimizer remembers something else.
 
     Args:
         rule: has not replayed anything.
-        step: the step, of which the gradients are there.
-        grads: before they were clipped, copies where the task clips; of a step in one piece, after.
-        idle: the parameters without a gradient, whatever is shown of them.
+        step: the step, taken as far as its gradients.
+        grads: the gradients before they were clipped, copies where the task clips; after it in a step in one piece.
+        idle: the parameters without a gradient, whatever the backend shows of them.
     """
     backend, task, clips = step.backend, rule.task, []
     step.through("clip")
@@ -111,8 +110,8 @@ def trained_update(
 
 
 def can_be_followed(rule: UpdateRule, step: KeptStep, seen: Seen) -> bool:
-    """Returns whether a step was an update from gradients that are shown and finite, of a backend that remembers what
-    the optimizer does."""
+    """Returns whether a step was an update from gradients that are shown and finite, and its backend remembers what the
+    optimizer does."""
     known = set(rule.task.optimizer.initial_state(torch.zeros(()))) - {"step"}
     remembers = step.updates == 0 or known <= set(step.optimizer)
     return remembers and bool(step.after) and bool(step.grads) and all_finite(seen.clipped)
@@ -121,8 +120,8 @@ def can_be_followed(rule: UpdateRule, step: KeptStep, seen: Seen) -> bool:
 def replayed(
     rule: UpdateRule, step: KeptStep, seen: Seen, kinds: Mapping[str, Params]
 ) -> tuple[Drive, dict[str, dict[str, float]]]:
-    """Returns the update compared with the replay's. And by kind and tensor, of what the optimizer remembers after it,
-    the largest error over its bound.
+    """Returns the update compared with the replay's. And returns, by kind and tensor, the largest error over its bound
+    of what the optimizer remembers after it.
 
     Args:
         kinds: the optimizer's tensors after the step; empty where only the update is asked for.
@@ -146,8 +145,8 @@ def replayed(
 
 
 def _counts(step: KeptStep, after: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> dict[str, Count]:
-    """Returns the number of updates that the optimizer counts of each parameter with a gradient, and the right one: one
-    more than before, where the most that it counted of any are all that were taken."""
+    """Returns for each parameter with a gradient the number of updates that the optimizer counts, and the right number.
+    The right number is one more than before, plus the updates that even the parameter with the most had not counted."""
     missed = step.updates - max((int(count) for count in step.counts.values()), default=0)
     return {
         name: Count(float(count), int(step.counts.get(name, torch.zeros(()))) + missed + 1, dtype_name(count.dtype))

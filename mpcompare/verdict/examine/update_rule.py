@@ -22,7 +22,7 @@ class UpdateRule:
     """The updates that follow from gradients.
 
     Attributes:
-        task: clipped as the backend promises to where the task clips nothing.
+        task: the task, with the clipping that the backend promises if the task clips nothing.
         replay: the optimizer in float64, in the arithmetic that the backend promises.
     """
 
@@ -36,8 +36,8 @@ class UpdateRule:
         self.short = self.compute if promises.weights == "fp32" else torch_dtype(FORMATS[promises.weights])
 
     def clip_factor(self, norm: float) -> float:
-        """Returns the factor by which a backend multiplied its gradients when it clipped them, from the norm that it
-        says they had."""
+        """Returns the factor by which a backend multiplied its gradients when it clipped them, from the norm that the
+        backend says they had."""
         return factor_of_norm(norm, self.task.clip_norm) if self.task.clip_norm is not None and norm >= 0 else 1.0
 
     def errors(self, seen: Seen) -> dict[str, UpdateError]:
@@ -47,15 +47,15 @@ class UpdateRule:
     def mistakes(
         self, updates: Sequence[Seen], errors: Sequence[Mapping[str, UpdateError]]
     ) -> dict[str, KnownMistake] | None:
-        """Returns the known mistakes that updates with these errors are compared with; None where all are right. Bounds
-        of coarse weights are so wide that mistakes fit into them."""
+        """Returns the known mistakes that updates with these errors are compared with; None where all updates are
+        right. The bounds of coarse weights are so wide that mistakes fit into them."""
         if all(e.excess <= 1 for update in errors for e in update.values()):
             return None
         return {} if self.promises.coarse else known_mistakes(self.task, updates, self.compute)
 
 
 def digits(state: Mapping[str, Params]) -> dict[str, float]:
-    """Returns, of each kind of what the optimizer remembers, the share of nonzero numbers that have no more digits than
+    """Returns, for each kind of the optimizer's tensors, the share of nonzero numbers that have no more digits than
     fp16 or bf16."""
     shares = {}
     for kind, tensors in _moments(state).items():
@@ -66,8 +66,8 @@ def digits(state: Mapping[str, Params]) -> dict[str, float]:
 
 
 def early(state: Mapping[str, Params], optimizer: Optimizer) -> list[str]:
-    """Returns the kinds of the optimizer's tensors that hold another number than they should before the first update:
-    0, but for a few optimizers."""
+    """Returns the kinds of the optimizer's tensors that hold another number than they should before the first update.
+    The right number is 0, except in a few optimizers."""
     first = optimizer.initial_state(torch.zeros(()))
     at_first = {kind: float(first[kind]) if kind in first else 0.0 for kind in state}
     return [
@@ -78,5 +78,5 @@ def early(state: Mapping[str, Params], optimizer: Optimizer) -> list[str]:
 
 
 def _moments(state: Mapping[str, Params]) -> dict[str, Params]:
-    """Returns everything that the optimizer remembers, but for the count of updates, which is a whole number."""
+    """Returns everything that the optimizer remembers, without the count of updates, which is a whole number."""
     return {kind: tensors for kind, tensors in state.items() if kind != "step"}

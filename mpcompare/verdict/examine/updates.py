@@ -13,7 +13,7 @@ Mistake = Callable[[str, Seen], tuple[Tensor, Tensor]]  # change and magnitude, 
 
 
 class Known(NamedTuple):
-    """A known mistake: its cause, how it makes updates, in words that go on after "made", and these updates."""
+    """A known mistake: its cause, the words for its updates, which go on after "made", and a maker of these updates."""
 
     cause: str
     made: str
@@ -27,10 +27,10 @@ def by(
     grad_of: Callable[[Tensor, Tensor, Seen], Tensor] | None = None,
     weight_dtype: torch.dtype | None = None,
 ) -> Mistake:
-    """Returns the updates of a replay that sees another rate, other gradients, or other weights than the right one.
+    """Returns the updates of a replay that sees another rate, other gradients, or other weights than the right replay.
 
     Args:
-        grad_of: makes a gradient of the right one, of the weight, and of the update.
+        grad_of: makes a gradient from the right gradient, the weight, and the update.
     """
 
     def mistake(name: str, update: Seen) -> tuple[Tensor, Tensor]:

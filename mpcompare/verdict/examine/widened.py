@@ -1,5 +1,5 @@
-"""The calls of a network in a step in float64. A cast of its own, such as ``x.float()``, would throw away half of the
-digits, and the next layer takes no fp32 numbers then."""
+"""The calls of a network in a step in float64. A cast of the network's own, such as ``x.float()``, would throw away
+half of the digits, and the next layer, in float64, takes no fp32 numbers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -16,7 +16,7 @@ WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat
 WIDE |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "linear", "einsum"}
 CASTS = {Tensor.float: torch.float32, Tensor.half: torch.float16, Tensor.bfloat16: torch.bfloat16}
-# They make fp32 numbers of none, which functions that write into them take with numbers of their own format only.
+# Functions that make fp32 numbers from no tensor. A function that writes into such a number takes only numbers of fp32.
 MAKERS = {
     torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.arange, torch.linspace, torch.logspace,
     torch.tensor,
@@ -29,11 +29,11 @@ def grouped_product(
     """Returns the products of the experts of a mixture, as ``torch.nn.functional.grouped_mm`` does.
 
     Args:
-        a: [rows, K], of which each expert has some; or [experts, rows, K].
-        b: [experts, K, N]; or [K, N], of which each has some columns; of two matrices both have parts of K.
+        a: [rows, K], where each expert has some rows; or [experts, rows, K].
+        b: [experts, K, N]; or [K, N], where each expert has some columns. With two matrices each has a part of K.
         offs: the end of each expert's part [experts]; None where there are no parts.
         bias: is added to each product.
-        out_dtype: of the result; None: that of the operands.
+        out_dtype: the dtype of the result; None: the dtype of the operands.
     """
     if offs is None:
         found = a @ b
@@ -56,7 +56,7 @@ def grouped_product(
 
 
 def values_of(args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Any]:
-    """Yields the arguments of a function of torch, also from within lists and tuples. Pytrees know more containers, and
+    """Yields the arguments of a function of torch, also from within lists and tuples. Pytrees know more containers, but
     took a sixth of the time of a replay."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, (list, tuple)):
@@ -72,7 +72,7 @@ def rms_norm(
     return torch.rms_norm(input, normalized_shape, weight, torch.finfo(torch.float32).eps if eps is None else eps)
 
 
-# Functions of torch that have no kernel for float64, or another eps there, as functions that compute in any dtype.
+# For functions of torch that have no kernel for float64, or another eps there: functions that compute in any dtype.
 IN_FULL: dict[Any, Callable[..., Any]] = {
     torch._grouped_mm: grouped_product,
     torch.rms_norm: rms_norm,
@@ -81,7 +81,7 @@ IN_FULL: dict[Any, Callable[..., Any]] = {
 
 
 def call_widened(func: Any, args: Any, kwargs: Any, dtype: torch.dtype, stored: torch.dtype | None = None) -> Any:
-    """Calls a function of torch. In float64 one that asks for narrower numbers gets float64, or complex128.
+    """Calls a function of torch. In float64 a function that asks for narrower numbers gets float64, or complex128.
 
     Args:
         stored: the format of 16 bits of a step that is replayed in fp32. A function that asks for this format gets its
@@ -123,7 +123,7 @@ def asked_of(func: Any, args: Any, kwargs: Any) -> set[torch.dtype]:
 
 
 def widened(network: nn.Module) -> nn.Module:
-    """Lets a network whose weights are in float64, now or later, be called so; returns it."""
+    """Lets a network whose weights are in float64, now or later, be called in float64, and returns the network."""
     entered: list[Widened] = []
 
     def enter(module: nn.Module, _: Any) -> None:
@@ -139,7 +139,7 @@ def widened(network: nn.Module) -> nn.Module:
 
 
 class Widened(TorchFunctionMode):
-    """Functions of torch are called in ``dtype`` while it is entered, as :func:`call_widened` calls them."""
+    """While it is entered, functions of torch are called in ``dtype``, as :func:`call_widened` calls them."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

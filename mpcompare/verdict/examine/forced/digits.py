@@ -19,7 +19,7 @@ from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import computed
 from mpcompare.verdict.judge.digits import Digits
 
-MASK = 2.0**127  # numbers from here on stand for infinity, such as those of a mask
+MASK = 2.0**127  # numbers from here on stand for infinity, such as the numbers of a mask
 VARIANCE = 3  # of a rounding that is uniform in +- u: u^2 / 3
 
 

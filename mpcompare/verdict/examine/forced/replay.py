@@ -40,7 +40,7 @@ from mpcompare.verdict.examine.numerics import numbers, spread
 from mpcompare.verdict.examine.oracle import shares_of
 
 DROPOUT = nn.modules.dropout._DropoutNd
-REPEATED = 2.0**-7  # of the size of what arrives, by which a repeated call may be off in 16 bits
+REPEATED = 2.0**-7  # of the size of what arrives: a repeated call may be off by so much in 16 bits
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Replay:
     """A replay of one recorded step."""
 
     network: nn.Module  # with the parameters that the step began with, fp32, and buffers of its own, in ``dtype``
-    dtype: torch.dtype  # the one in which the replay computes
+    dtype: torch.dtype  # the dtype in which the replay computes
     record: Record
     loss_fn: Loss
     batches: Batches
@@ -57,34 +57,34 @@ class Replay:
     # is told which part of a micro-batch begins: ``forward``, ``loss``, ``backward`` of the network; and of a layer
     # that computes ``constant`` numbers
     passing: Callable[[str], None] = lambda _: None
-    # the part of that scale which gradients keep on their way through the network: with all of it, the numbers of
+    # the part of the loss scale that gradients keep on their way through the network: with all of it, the numbers of
     # backward are as large as in the step
     kept: float = 1.0
     # The format of the precision; None: the replay rounds nothing. A cast of the network to another format of 16 bits
-    # is none of its roundings. An input of the network is an operand where its numbers have no more bytes: work on
-    # wider ones, such as positions that autocast leaves in fp32, has no roundings of 16 bits.
+    # is none of its roundings. An input of the network is an operand if its numbers have no more bytes: work on wider
+    # numbers, such as positions that autocast leaves in fp32, has no roundings of 16 bits.
     storage: torch.dtype | None = None
-    # is given each operand of a layer, and of the work between layers, and returns the one that is taken
+    # is given each operand of a layer, and of the work between layers, and returns the operand that is taken
     operand: Callable[[Tensor], Tensor] = lambda operand: operand
-    # is given each number of 16 bits above the output of the network, and returns the one that is taken;
+    # is given each number of 16 bits above the output of the network, and returns the number that is taken;
     # ``stores_all``: each number of any format
     stored: Callable[[Tensor], Tensor] = lambda value: value
     stores_all: bool = False
-    # is given constants that the network casts, and the format of 16 bits, and returns those that are taken
+    # is given constants that the network casts, and the format of 16 bits, and returns the constants that are taken
     cast: Callable[[Tensor, torch.dtype], Tensor] = lambda value, kind: value
     # found with ``stores_all``: the sum of (v dL/dv)^2 over all numbers v above the output of the network
     squares: float = 0.0
-    # is told whose operators come next: ``forward`` or ``backward`` and a layer, or ``before LAYER`` for the work
-    # between layers, empty where that layer is not known yet; or no part, and the layer that begins
+    # is told whose operators come next: ``forward`` or ``backward``, and a layer, or ``before LAYER`` for the work
+    # between layers, empty where the layer is not known yet; or no part, and the layer that begins
     whose: Callable[[str, str], None] = lambda part, place: None
-    # is given what several uses of a copy of a parameter add up to, use by use, and returns what is kept
+    # is given the sum over several uses of a copy of a parameter after each use, and returns what is kept
     summed: Callable[[Tensor], Tensor] = lambda part: part
     # is given the gradient of each parameter, once all of it is there: nobody keeps it here
     found: Callable[[str, Tensor], None] = lambda name, gradient: None
     known: KnownLayers | tuple[()] = ()  # the layers that are not computed again
     choosing: Choosing = field(default_factory=Choosing)  # makes the choices of the step between layers
     is_forcing = False  # whether layers compare and pass on what was recorded
-    loss_is_rounded = False  # found when it has run: whether the loss is made of numbers in 16 bits, and itself of none
+    loss_is_rounded = False  # found when it has run: whether the loss is made of 16-bit numbers, and has more bits
 
     @property
     def device(self) -> torch.device:
@@ -93,7 +93,7 @@ class Replay:
 
     def run(self) -> float | None:
         """Returns the loss. It is None where nobody can tell which rows of the batches the network was called with: the
-        gradients of its outputs are then those that were recorded.
+        gradients of its outputs are then the recorded ones.
 
         Raises:
             NotReplayedError: the network draws random numbers that the step did not draw.
@@ -101,11 +101,11 @@ class Replay:
         self.weights = Weights(self.network, self.dtype, self.storage, self.cast)
         self.sums = GradientSums(self._calls_of_parameters(), self.weights.between, self.summed)
         self.arrived: dict[str, list[float]] = {}
-        self.in_fp32: dict[str, float] = {}  # by shift of a norm or embedding held in fp32, the terms of its sum
-        self.gains: set[str] = set()  # of norms held in fp32
+        self.in_fp32: dict[str, float] = {}  # by shift of a norm, or embedding, held in fp32 the terms of its gradient
+        self.gains: set[str] = set()  # the gains of norms held in fp32
         self.casts: dict[str, set[torch.dtype]] = {}  # by place the formats of 16 bits that the network itself asks for
         self.detached: list[str] = []  # layers whose output passes no gradient back, and should
-        self.factors = [self.scale]  # of the recorded gradients, call by call of the network
+        self.factors = [self.scale]  # the factors of the recorded gradients, call by call of the network
         self.in_parts = False  # whether several calls of the network have one loss
         self.as_given = True  # whether the network's calls have the micro-batches, with their rows in order
         self.zero = torch.zeros((), dtype=self.dtype, device=self.device)
@@ -141,8 +141,8 @@ class Replay:
         return loss
 
     def _take_other_rows(self, calls: list[Call]) -> float | None:
-        """Takes a step whose calls have the batches' rows in another order, or in parts: the loss is that of all. Where
-        nobody can tell which rows they have, the gradients at the network's outputs are the recorded ones."""
+        """Takes a step whose calls have the batches' rows in another order, or in parts: the loss is over all rows. If
+        nobody can tell which rows the calls have, the gradients at the network's outputs are the recorded ones."""
         rows, outputs = rows_of(calls, self.batches), [self._output_of(call) for call in calls]
         if rows is None or not all(
             isinstance(y, Tensor) and y.shape[:1] == own.shape for y, own in zip(outputs, rows, strict=True)
@@ -171,7 +171,7 @@ class Replay:
         """Calls the network, or a part of it, with recorded arguments.
 
         Args:
-            computed: by their place the arguments that the replay has computed itself.
+            computed: by place the arguments that the replay has computed itself.
             part: the name of a module.
         """
         assert call.arguments is not None
@@ -197,8 +197,8 @@ class Replay:
 
     @staticmethod
     def convolves_in(storage: torch.dtype, device: torch.device) -> torch.dtype:
-        """Returns the format in which torch sums convolutions: on a CPU for which oneDNN has no kernels in a format of
-        16 bits, it adds up so what a convolution passes down from each place of its kernel."""
+        """Returns the format in which torch sums convolutions. On a CPU for which oneDNN has no kernels in a format of
+        16 bits, torch adds up in 16 bits what a convolution passes down from each place of its kernel."""
         if storage not in HALF or device.type != "cpu":
             return torch.float32
         name = f"_is_mkldnn_{dtype_name(storage)}_supported"
@@ -218,7 +218,7 @@ class Replay:
             return grad / self.kept
 
     def in_full(self, grad: Tensor) -> Tensor:
-        """Returns a gradient in the dtype of the replay, without that part; there is one copy of it at most."""
+        """Returns a gradient in the dtype of the replay, without this part. At most one copy of it is made."""
         cast = grad.to(as_complex(self.dtype, grad))
         if self.kept == 1 or cast is grad:  # two parameters may have one gradient
             return self._unscaled(cast)
@@ -226,7 +226,7 @@ class Replay:
             return cast.div_(self.kept)
 
     def hand_on(self, gradients: Params) -> None:
-        """Hands on gradients that are whole, and lets go of each."""
+        """Hands on gradients that are whole, and frees each of them."""
         with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
             while gradients:
                 name, gradient = gradients.popitem()
@@ -240,7 +240,7 @@ class Replay:
         """Is given the outputs of a layer with which the network goes on."""
 
     def not_called(self) -> list[str]:
-        """Returns the layers that the step called more often than the replay did, for a result that had a gradient."""
+        """Returns the layers that the replay called less often than the step, if a missed result had a gradient."""
         missed = {name: calls[len(self.arrived.get(name, ())) :] for name, calls in self.record.calls.items()}
         missed.pop(OUTPUT, None)
         return [name for name, calls in missed.items() if any(g is not None for call in calls for g in call.gradients)]
@@ -256,12 +256,12 @@ class Replay:
 
     @contextmanager
     def _forcing(self) -> Iterator[None]:
-        """Puts a forced forward in the place of that of each recorded layer, and of the network."""
+        """Puts a forced forward in the place of the forward of each recorded layer, and of the network."""
         originals, hooks = {}, {}
         self.is_forcing = True
         for name, module in self.network.named_modules():
-            # A layer that writes into its input would write into the record. A dropout that does draws by another
-            # operator than one that does not, so it gets a copy.
+            # A layer that writes into its input would write into the record, so it shall not. A dropout in place draws
+            # by another operator than a plain dropout, so it stays in place, and gets a copy.
             if hasattr(module, "inplace") and not (isinstance(module, DROPOUT) and name in self.record.calls):
                 module.inplace = False
             if name in self.record.calls:
@@ -280,8 +280,8 @@ class Replay:
                 each.put_back()
 
     def _outermost(self, whole: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the forward of the network, whose output is compared. One may call itself, as one that is given a
-        batch and returns its loss."""
+        """Returns the forward of the network, whose output is compared. A forward may call itself, as a forward that is
+        given a batch and returns its loss does."""
         under_way: list[Callable[..., Any]] = []
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -301,7 +301,7 @@ class Replay:
         """Is told that backward comes to the output of a call of the network, with the exact gradients there."""
         self.passing("backward")
         self.sums.end_copies()
-        # Parts of one batch have one factor: a mean of means over unequal parts has another one in each.
+        # Parts of one batch have one factor: a mean of means over unequal parts has a different factor in each.
         is_known = self.in_parts and len(self.factors) > 1
         self.factors.append(self.factors[-1] if is_known else factor_of(call.gradients, exact, self.factors))
 
@@ -315,7 +315,7 @@ class Replay:
         return tree_unflatten(list(Forced.apply(self._token(values), At(self, part, number, call), *values)), spec)
 
     def _token(self, values: list[Any], module: nn.Module | None = None) -> Tensor:
-        """Returns a number that requires a gradient where a layer does: its inputs may require none."""
+        """Returns a number that requires a gradient if a layer does. The layer's inputs may require none."""
         trained = module is not None and any(p.requires_grad for p in module.parameters())
         requires = trained or any(isinstance(v, Tensor) and v.requires_grad for v in values)
         return self.zero.detach().requires_grad_(requires)
@@ -333,7 +333,7 @@ class Replay:
                 return original(*args, **kwargs)
 
             def layer(values: list[Any], params: Params) -> list[Any]:
-                # Copies, because a layer may write into its inputs. Those of torch do so only where they say "inplace".
+                # Copies, because a layer may write into its inputs. Torch's layers do so only if they say "inplace".
                 writes = not is_torchs(module) or getattr(module, "inplace", False)
                 given = [v.clone() if is_real(v) else v for v in values] if writes else values
                 again, named = tree_unflatten(given, spec)
@@ -362,13 +362,13 @@ class Replay:
         self.weights.asked.clear()
 
     def _next(self, name: str, arriving: list[Any]) -> tuple[int, Call | None]:
-        """Returns the number of this call and its record. A checkpoint repeats a call with the same numbers but for
-        roundings: a product may have other last bits where its operands lie elsewhere in memory."""
+        """Returns the number of this call and its record. A checkpoint repeats a call with the same numbers, except for
+        roundings: a product may have other last bits if its operands lie elsewhere in memory."""
         with _disable_current_modes():
             values = [spread(t).double() for t in arriving if is_real(t)]
             mark, size = (sum(float(v.sum()) for v in each) for each in (values, [v.abs() for v in values]))
         marks = self.arrived.setdefault(name, [])
-        # the nearest, and of equal ones the last: those before have had their backward
+        # the nearest, and of equal marks the last: the calls before it have had their backward
         number = min(range(len(marks) - 1, -1, -1), key=lambda at: abs(marks[at] - mark), default=-1)
         if not (in_backward() and marks and abs(marks[number] - mark) <= REPEATED * size):
             number = len(marks)
@@ -379,8 +379,8 @@ class Replay:
 
 def _written(x: Tensor, y: Tensor) -> Tensor:
     """Writes the output of a layer into its input, as the layer did, and returns what the network goes on with. A skip
-    connection may hand on that input, as in the U-Net of pix2pix. A view stays as it is: a function of ours may have
-    made it, and then nobody can write into it."""
+    connection may hand on this input, as in the U-Net of pix2pix. A view stays as it is: a function of ours may have
+    made the view, and then nobody can write into it."""
     if not torch.is_grad_enabled() or x._is_view() or (x.is_leaf and x.requires_grad):
         return y
     with torch._C.DisableTorchFunction(), _disable_current_modes():
@@ -389,7 +389,7 @@ def _written(x: Tensor, y: Tensor) -> Tensor:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Numbers that a network makes on its way are of this dtype while it is entered."""
+    """While it is entered, numbers that a network makes on its way have this dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -23,20 +23,20 @@ from mpcompare.precision import FP16, FP32, Precision
 from mpcompare.verdict.examine.numerics import chunks
 from mpcompare.verdict.examine.widened import values_of
 
-SEEDS = 32  # elements of a tensor on which its error depends
+SEEDS = 32  # the number of elements of a tensor on which its random factor depends
 ADDMM, CONVOLUTION = torch.ops.aten.addmm.default, torch.ops.aten.convolution.default
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 CONVOLUTIONS = (CONVOLUTION, CONVOLUTION_BACKWARD)
 DETACH = torch.ops.aten.detach.default
-# They pass down a small rest of larger terms, as where two numbers are normed: no rounding of an operand or of the
-# result is as large as the roundings within.
+# Operators that pass down a small rest of larger terms, as where two numbers are normed. No rounding of an operand or
+# of the result is as large as the roundings within such an operator.
 CANCELLING = {
     "aten::native_layer_norm_backward", "aten::native_group_norm_backward", "aten::native_batch_norm_backward",
     "aten::_fused_rms_norm_backward", "aten::_softmax_backward_data",
 }  # fmt: skip
-WHOLE = {torch.float32: (torch.int32, 24), torch.float64: (torch.int64, 53)}  # its bits as a number, and its digits
-PIECE = 1 << 18  # elements that are rounded at a time: they alone stay in the cache
-# Operators whose results are some of the numbers that they are given, or none that is rounded.
+WHOLE = {torch.float32: (torch.int32, 24), torch.float64: (torch.int64, 53)}  # the dtype of its bits, and its digits
+PIECE = 1 << 18  # elements that are rounded at a time: so many stay in the cache
+# Operators whose results are some of the numbers that they are given, or numbers that are not rounded.
 SELECTING = {
     "relu", "relu_", "threshold_backward", "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
     "max_pool3d_with_indices", "cat", "stack", "index", "index_select", "gather", "embedding", "where", "masked_fill",
@@ -57,12 +57,12 @@ def computed(func: Any, result: Any) -> list[Tensor]:
         return []
     results = result if isinstance(result, (tuple, list)) else (result,)
     alone = ("norm" in name or "attention" in name) and not name.endswith("_backward")
-    results = results[:1] if alone else results  # the others are statistics, which are kept in fp32
+    results = results[:1] if alone else results  # other results are statistics, which are kept in fp32
     return [value for value in results if isinstance(value, Tensor) and value.dtype in WHOLE]
 
 
 def _is_new(func: Any) -> bool:
-    """Returns whether an operator takes no more than a shape from what it is given."""
+    """Returns whether an operator takes nothing but a shape from its arguments."""
     name = func._schema.name.partition("::")[2]
     return bool(name.endswith("_like") or name.startswith("new_"))
 
@@ -71,12 +71,12 @@ class Roundings(TorchDispatchMode):
     """Rounds the result of every operator while it is entered and ``on``.
 
     Attributes:
-        sample: its number; another one has other errors.
-        scale: the loss scale, by which gradients are larger where fp16 rounds them.
+        sample: the number of the sample; another sample has other errors.
+        scale: the loss scale; gradients are multiplied by it when fp16 rounds them.
         before_bias: whether a product is rounded before its bias is added, as Keras and Flax compute it.
         convolves_in: the format in which convolutions are summed.
-        cancels_in: the format in which torch computes operators whose terms cancel; None where each of them is one
-            operation, and its result is rounded.
+        cancels_in: the format in which torch computes operators whose terms cancel; None where each of these operators
+            is one operation, and its result is rounded.
     """
 
     convolves_in = torch.float32
@@ -85,14 +85,14 @@ class Roundings(TorchDispatchMode):
         super().__init__()
         self.before_bias = before_bias
         self.u, self.sample, self.on, self.backward = precision.unit_roundoff, 0, False, False
-        self.constant = False  # nothing is rounded but the result, as it is stored
+        self.constant = False  # whether only the result is rounded, as it is stored
         self.cancels_in: torch.dtype | None = torch.float32 if self.u == FP32.unit_roundoff else None
         self.smallest = FP16.smallest_subnormal if precision.storage == FP16 else 0.0
         self.scale = scale
-        self.quantities = WeakIdKeyDictionary()  # those that autograd does not see
+        self.quantities = WeakIdKeyDictionary()  # the quantities that autograd does not see
 
     def passing(self, part: str) -> None:
-        """Is told which part of a step begins: ``forward``, ``backward``, or one in which nothing is rounded."""
+        """Is told which part of a step begins: ``forward``, ``backward``, or a part in which nothing is rounded."""
         self.on, self.backward, self.constant = part in ("forward", "backward"), part == "backward", part == "constant"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,8 +111,8 @@ class Roundings(TorchDispatchMode):
         return result
 
     def _narrowly(self, func: Any, args: Any, kwargs: Any, format: torch.dtype) -> Any:
-        """Returns what torch makes in a format of fewer digits. The gradient of its output, which an operator of
-        backward is given first, is scaled as in the step: without its loss scale fp16 would not hold it."""
+        """Returns what torch makes in a format of fewer digits. An operator of backward is given the gradient of its
+        output first. This gradient is scaled as in the step: without the loss scale fp16 would not hold it."""
         wide, scale = args[0].dtype, self.scale if "backward" in func._schema.name and format in HALF else 1.0
 
         def narrow(value: Any) -> Any:
@@ -124,7 +124,7 @@ class Roundings(TorchDispatchMode):
         return tree_map_only(Tensor, lambda t: t.to(wide) / scale if t.dtype is format else t, func(*args, **kwargs))
 
     def _without_bias(self, func: Any, args: Any) -> Tensor:
-        """Returns a product whose bias is added to what the precision has of it."""
+        """Returns a product that is rounded to the precision before its bias is added."""
         if func is ADDMM:
             bias, a, b = args
             return self.round_(torch.mm(a, b)).add_(bias)
@@ -140,8 +140,8 @@ class Roundings(TorchDispatchMode):
         return operand
 
     def _is_quantity(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
-        """Returns whether a result depends on inputs or parameters. Positions and their angles do not, and a precision
-        that rounded them would compute another function."""
+        """Returns whether a result depends on inputs or parameters. Positions and their angles do not: with rounded
+        positions a network would compute another function."""
         enabled = torch.is_grad_enabled()
         if self.backward and not enabled:
             return True
@@ -163,10 +163,10 @@ class Roundings(TorchDispatchMode):
 
     def round_(self, value: Tensor, u: float | None = None) -> Tensor:
         """Rounds ``value`` in place to 1 / factor times the numbers of the precision, with a factor for each tensor:
-        equal numbers, such as those of an image's background, have equal errors, and these add up.
+        equal numbers, such as an image's background, have equal errors, and these add up.
 
         Args:
-            u: the unit roundoff; None: that of the precision.
+            u: the unit roundoff; None: the precision's.
         """
         if not value.numel():
             return value
@@ -177,14 +177,14 @@ class Roundings(TorchDispatchMode):
         target = value.view(-1) if in_row else value.flatten()
         factor = 2 ** self._at_random(target)
         bits, digits = WHOLE[value.dtype]
-        cut = digits + round(math.log2(u or self.u))  # the last digits, which go: u = 2^-(those that stay)
+        cut = digits + round(math.log2(u or self.u))  # the number of last digits that go: u = 2^-(number that stays)
         gap = self.smallest / (self.scale if self.backward else 1.0) * factor
         for (piece,) in chunks(target, size=PIECE):
             piece.mul_(factor)
             if gap:
                 piece.div_(gap).round_().mul_(gap)
-            # Half a unit of the last digit that stays is added, and what is below that digit is cut off; a carry runs
-            # on into the exponent, as it should.
+            # Half a unit of the last digit that stays is added, and all below this digit is cut off. A carry runs on
+            # into the exponent, as it should.
             if cut > 0:
                 piece.view(bits).add_(1 << (cut - 1)).bitwise_and_(-1 << cut)
             piece.div_(factor)
@@ -198,7 +198,7 @@ class Roundings(TorchDispatchMode):
 
 @contextmanager
 def in_operations(network: nn.Module) -> Iterator[None]:
-    """Recurrent layers are computed operation by operation while it is entered, so that each result is rounded."""
+    """While it is entered, recurrent layers are computed operation by operation, so that each result is rounded."""
     libraries: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cudnn)
     before = [library.enabled for library in libraries]
     if any(isinstance(module, nn.RNNBase) for module in network.modules()):

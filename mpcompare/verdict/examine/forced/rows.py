@@ -1,6 +1,6 @@
 """The rows of a batch that each call of the network was given, so that its loss can be replayed with their targets.
 
-A backend may take the rows in another order, or in parts. The loss is that of the whole batch all the same.
+A backend may take the rows in another order, or in parts. The loss is still the loss of the whole batch.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from mpcompare.verdict.examine.forced.record import Call
 
 
 def as_given(calls: Sequence[Call], batches: Batches) -> bool:
-    """Returns whether the network was called once for each micro-batch, with its inputs but for a rounding."""
+    """Returns whether the network was called once for each micro-batch, with its inputs or rounded ones."""
     return len(calls) == len(batches) and all(
         len(given := _given(call, x)) == len(own := tensors_of(x)) and all(map(_close, given, own))
         for call, (x, _) in zip(calls, batches, strict=True)
@@ -22,8 +22,8 @@ def as_given(calls: Sequence[Call], batches: Batches) -> bool:
 
 
 def rows_of(calls: Sequence[Call], batches: Batches) -> list[Tensor] | None:
-    """Returns the numbers of the rows that each call was given, of all batches as one; None where the calls do not have
-    each row once, or nobody can tell."""
+    """Returns the numbers of the rows that each call was given, counted over all batches; None where the calls do not
+    have each row once, or nobody can tell."""
     given = [_given(call, batches[0][0]) for call in calls]
     own = [tensors_of(x) for x, _ in batches]
     if not calls or len({tuple(t.shape[1:] for t in tensors) for tensors in (*given, *own)}) > 1:
@@ -32,7 +32,7 @@ def rows_of(calls: Sequence[Call], batches: Batches) -> list[Tensor] | None:
     if len(theirs) != len(ours):
         return None
     at = torch.randn(ours.shape[1], dtype=ours.dtype, generator=torch.Generator().manual_seed(0)).to(ours.device)
-    if len((ours.bfloat16().double() @ at).unique()) < len(ours):  # nobody can tell which targets are whose
+    if len((ours.bfloat16().double() @ at).unique()) < len(ours):  # nobody can tell which target belongs to which row
         return None
     order = torch.empty(len(ours), dtype=torch.int64, device=ours.device)
     order[(theirs @ at).argsort()] = (ours @ at).argsort()
@@ -54,7 +54,7 @@ def _in_rows(parts: Sequence[Sequence[Tensor]]) -> Tensor:
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    """Returns whether tensors are equal but for a rounding to 16 bits."""
+    """Returns whether tensors are equal up to a rounding to 16 bits."""
     if one.shape != other.shape:
         return False
     return bool(torch.isclose(one.double(), other.double(), rtol=2.0**-8, atol=2.0**-24, equal_nan=True).all())

@@ -1,8 +1,8 @@
 """A recorded step compared with its forced replay: the error at each place of each layer, and what roundings make.
 
-The replay is taken once in float64, whose differences from the record are the errors. It is taken some more times with
-each result rounded: their differences from the first replay are the errors that a right step may have. Some elements of
-a large tensor tell how large these are.
+The replay is taken once in float64. Its differences from the record are the errors. It is taken some more times with
+each result rounded. The differences of these samples from the first replay are the errors that a right step may have.
+Some elements of a large tensor tell how large these errors are.
 """
 
 import math
@@ -40,7 +40,7 @@ from mpcompare.verdict.examine.numerics import in_part
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.layers import Layers
 
-SAMPLES, MOST = 4, 12  # of roundings: more where a few do not tell them from the tensor
+SAMPLES, MOST = 4, 12  # samples of roundings: more than a few if roundings are a large part of a tensor
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Recorded:
     loss_fn: Loss
     batches: Batches
     loss: float  # as the backend says
-    grads: Mapping[str, Tensor]  # unscaled and not clipped, by parameter; of a large one in a loop ``in_part``
+    grads: Mapping[str, Tensor]  # by parameter, unscaled and not clipped; a large one of a loop is ``in_part``
     scale: float  # the loss scale
     buffers: Mapping[str, Tensor]  # after the step
     replays: Callable[..., Replay] = Replay  # makes the replay
 
     def seen(self, name: str, gradient: Tensor) -> Tensor:
-        """Returns those elements of the gradient of a parameter that the record has."""
+        """Returns the elements of a parameter's gradient that the record has."""
         return in_part(gradient) if name in self.grads and self.grads[name].shape != gradient.shape else gradient
 
 
@@ -66,7 +66,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     """Returns the errors of a recorded step at all places of all layers, and of its gradients.
 
     Args:
-        earlier: steps whose roundings are taken in place of samples, where one is like this. Else this is added.
+        earlier: earlier steps. If one of them is like this step, its roundings replace samples; else this one is added.
     """
     recorded = replace(recorded, record=without_hooked(recorded.record, recorded.network))
     errors = Errors(len(recorded.batches))
@@ -124,7 +124,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
 
 
 def _run(replay: Replay, ranges: Ranges, errors: Errors, buffers: Mapping[str, Tensor]) -> float | None:
-    """Runs the exact replay, compares the recorded buffers with those that it leaves, and returns its loss. Raises
+    """Runs the exact replay, compares the recorded buffers with the replay's buffers, and returns its loss. Raises
     NotReplayedError where a layer of the step is not called."""
     with ranges:
         loss = replay.run()
@@ -139,14 +139,14 @@ def _run(replay: Replay, ranges: Ranges, errors: Errors, buffers: Mapping[str, T
 def _take_samples(
     recorded: Recorded, errors: Errors, roundings: Roundings, known: KnownLayers, storage: torch.dtype, loss: float
 ) -> float:
-    """Finds how large roundings are at each point, by replays of which each result is rounded. One that sends rows to
-    another expert is no sample. Returns what roundings make in the exact ``loss``: twice the standard deviation of the
-    losses, of which a few may be nearer to it than most. It is 0 where the loss is made of no numbers that are rounded.
+    """Finds how large roundings are at each point, by replays in which each result is rounded. A replay that sends rows
+    to another expert is no sample. Returns the error that roundings make in the exact ``loss``: twice the standard
+    deviation of the samples' losses, because few samples may be close by luck. It is 0 where nothing rounded is in it.
 
     Raises:
-        OtherPathError: each of them does.
+        OtherPathError: every replay sends rows to another expert.
     """
-    heap.trim()  # they have tensors of other sizes than the exact replay, and all of them alike
+    heap.trim()  # the samples have tensors of the same sizes, and of other sizes than the exact replay
     taken, other, cancels_in = 0, None, roundings.cancels_in
     squares: list[float] = []
     short = _norms_in_16_bits(recorded)
@@ -162,7 +162,7 @@ def _take_samples(
             errors.sample(roundings, point, exact)
 
         again = _replay(recorded, known.dtype, compare, roundings.passing)
-        # The first call of a checkpoint has no gradients. It is rounded as the second, or a layer's call is not found.
+        # The first call of a checkpoint has no gradients. It is rounded as the second, or a repeated call is not found.
         again.operand, again.storage, again.whose = roundings.quantity, storage, whose
         again.summed, again.known, again.cast = roundings.round_, known, roundings.cast
         again.stored = lambda value: roundings.round_(value.clone())
@@ -184,8 +184,8 @@ def _take_samples(
 
 
 def _norms_in_16_bits(recorded: Recorded) -> set[str]:
-    """Returns the names of torch's own norms that had numbers of 16 bits alone: torch keeps their statistics so, too,
-    and what they pass down is a small rest of terms that are rounded."""
+    """Returns the names of torch's own norms that had numbers of 16 bits alone. Torch keeps their statistics in 16
+    bits, too, and the gradient that they pass down is a small rest of rounded terms."""
     found = set()
     for name, calls in recorded.record.calls.items():
         module = recorded.network.get_submodule(name) if name != OUTPUT else None
@@ -198,11 +198,11 @@ def _norms_in_16_bits(recorded: Recorded) -> set[str]:
 def _sum_terms(
     recorded: Recorded, errors: Errors, roundings: Roundings, dtype: torch.dtype, storage: torch.dtype
 ) -> None:
-    """Finds the size of what is summed at each point, by a replay of which each operand is rounded: the first that
-    sends no rows to another expert.
+    """Finds the size of what is summed at each point, by a replay in which each operand is rounded. It is the first
+    replay that sends no rows to another expert.
 
     Raises:
-        OtherPathError: each of them does.
+        OtherPathError: every replay sends rows to another expert.
     """
     u, first = roundings.u, roundings.sample
 
@@ -221,7 +221,7 @@ def _sum_terms(
             other = error
     else:
         raise other
-    errors.loss_noise = max(errors.loss_noise, 4 * FP32 * math.sqrt(terms.squares))  # a function has terms of its own
+    errors.loss_noise = max(errors.loss_noise, 4 * FP32 * math.sqrt(terms.squares))  # and numbers above the network
     for name, b in _statistics(terms):
         errors.summed(Point("buffer", name), b, u)
 
@@ -246,9 +246,9 @@ def _other_formats(errors: Errors, replay: Replay, storage: torch.dtype) -> dict
 
 
 def _of_gradient(errors: Errors, replay: Replay, u: float, name: str) -> RoundingError:
-    """Returns the error that roundings make in a gradient. That of an embedding, or of a norm's shift, held in fp32 is
-    a sum in fp32 of terms that are known: its error is 2^-24, by the root of their number, of what is summed. The terms
-    of a gain's gradient are products with what was normed, which may be rounded before (transformers#33133)."""
+    """Returns the error that roundings make in a gradient. The gradient of an embedding, or of a norm's shift, that is
+    held in fp32 is an fp32 sum of known terms. Its error is 2^-24 of the terms, times the root of their number. The
+    terms of a gain's gradient are products with the normed numbers, which may be rounded (transformers#33133)."""
     place = errors.places[Point("parameter", name)]
     rounding = replace(place.rounding(), cancelled=place.cancelled(u, _terms(replay, name)))
     if name in replay.gains:
@@ -261,7 +261,7 @@ def _of_gradient(errors: Errors, replay: Replay, u: float, name: str) -> Roundin
 
 
 def _terms(replay: Replay, name: str) -> float:
-    """Returns about how many terms a gradient is the sum of: as many as its layers have outputs for each row of it."""
+    """Returns about how many terms a gradient sums: the number of its layers' outputs for each of its rows."""
     layers = [replay.record.calls.get(layer, []) for layer in replay.sums.sources[name]]
     numbers = sum(v.numel() for calls in layers for call in calls for v in call.outputs if is_real(v))
     shape = replay.network.get_parameter(name).shape
@@ -278,7 +278,7 @@ def _place(place: Place, point: Point, recorded: Recorded) -> PlaceError:
 
 
 def _worst(places: Mapping[Point, PlaceError]) -> dict[str, PlaceError]:
-    """Returns by ``KIND LAYER`` the place of its calls that is the furthest off, in units of what roundings make."""
+    """Returns by ``KIND LAYER`` the place that is the furthest off in all calls, in units of what roundings make."""
     worst: dict[str, PlaceError] = {}
     for point, place in places.items():
         name = f"{point.kind} {point.layer}"

@@ -1,15 +1,15 @@
-"""Outputs of layers that are views, and that are written into in place: an instance norm returns one, and an activation
-in place follows. Autograd then takes the gradient through the base of the view, and calls no hook of the output."""
+"""Outputs of layers that are views, and are written into: an instance norm returns a view, and an activation in place
+follows. Autograd then takes the gradient through the base of the view, and calls no hook of the output."""
 
 from torch import Tensor
 
 
 class View:
-    """A tensor that is a view of another one, its base."""
+    """A tensor that is a view of another tensor, its base."""
 
     def __init__(self, value: Tensor, base: Tensor) -> None:
-        self.number = base.output_nr  # of the base among the results of its function
-        self._numbers, self._version = value.detach(), value._version  # a detached one counts the same writes
+        self.number = base.output_nr  # the number of the base among the results of its function
+        self._numbers, self._version = value.detach(), value._version  # a detached tensor counts the same writes
         self._base = base.shape, base.stride()
         self._place = value.shape, value.stride(), value.storage_offset() - base.storage_offset()
 

@@ -1,7 +1,7 @@
-"""The parameters of a replay: each layer's are cast when the layer computes, and freed when it has computed.
+"""The parameters of a replay: a layer's parameters are cast when the layer computes, and freed when it has computed.
 
-A copy of the network in float64 has twice the bytes of its parameters, and so have their operands. Only one layer
-needs them at a time. What is left of a parameter between forward and backward is its place in autograd's graph.
+A copy of the network in float64 has twice the bytes of its parameters, and so have the operands of its layers. Only one
+layer needs its operands at a time. Between forward and backward a parameter has only its place in autograd's graph.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from mpcompare.tasks.task import sharing_parameters
 from mpcompare.verdict.examine.forced.record import in_backward, is_real
 from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
 
-# What is asked of a parameter without its numbers.
+# Functions that ask a parameter for something other than its numbers.
 ASKED = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__} | {
     vars(torch._C.TensorBase)[name].__get__
     for name in ("shape", "device", "requires_grad", "is_cuda", "is_leaf", "ndim", "layout")
@@ -32,12 +32,12 @@ class Weights(TorchFunctionMode):
     """Gives parameters in the dtype of a replay.
 
     While the mode is entered, a parameter that the network uses between its layers, such as a class token, is taken in
-    that dtype, too, and a network's own casts are widened, but for those to the format ``stored``.
+    this dtype, too. A network's own casts are widened, except for casts to the format ``stored``.
 
     Attributes:
-        names: by ``id`` of a parameter.
+        names: the names of the parameters, by ``id``.
         between: by name the parameters that are used between layers, as leaves of autograd's graph.
-        constant: is given constants that the network casts to a format of 16 bits, and returns those that are taken.
+        constant: is given constants that the network casts to a format of 16 bits, and returns the constants to take.
         asked: the formats of 16 bits that the network itself has asked for since somebody emptied it.
     """
 
@@ -57,8 +57,8 @@ class Weights(TorchFunctionMode):
         self.asked: set[torch.dtype] = set()
 
     def cast(self, p: Tensor, held: torch.dtype | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Returns a new tensor of a parameter's numbers, as they are in the dtype ``held``, in ``dtype``; None: in that
-        of the replay."""
+        """Returns a new tensor of a parameter's numbers, as they are in the dtype ``held``, in ``dtype``; None: in the
+        dtype of the replay."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             own = self.numbers(p, held)
             return own.to(as_complex(dtype or self.dtype, own), copy=True)
@@ -71,7 +71,7 @@ class Weights(TorchFunctionMode):
             return source.to(self.held.get(name, source.dtype)).to(held or source.dtype)
 
     def taken(self, value: Any) -> Any:
-        """Returns a value that is used between layers: of a parameter its leaf, of any other itself."""
+        """Returns a value that is used between layers: the leaf of a parameter, and any other value itself."""
         if not isinstance(value, nn.Parameter) or (name := self.names.get(id(value))) is None:
             return value
         if name not in self.between:
@@ -81,7 +81,7 @@ class Weights(TorchFunctionMode):
         return self.between[name]
 
     def copied(self, value: Any) -> Any:
-        """Returns a value whose cast in 16 bits autocast makes. Nobody writes into the cast, as hooks may write into a
+        """Returns a value that autocast casts to 16 bits. Nobody writes into this cast, though hooks may write into a
         parameter before backward."""
         taken = self.taken(value)
         return taken if taken is value or self.held.get(self.names[id(value)]) in HALF else taken.clone()
@@ -103,20 +103,20 @@ class Weights(TorchFunctionMode):
 
 
 def backward(ends: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Takes a backward that the modes see. Torch takes a mode off while it calls a function with tensors, and it sees
-    no tensors in the edges of a graph. So the modes are on where a checkpoint calls the network once more."""
+    """Takes a backward that the modes see. Torch takes a mode off while it calls a function with tensors, and edges of
+    a graph are no tensors to it. So the modes stay on if a checkpoint calls the network once more."""
     pairs = zip(ends, gradients, strict=True)
     given = [torch.ones_like(end) if g is None else g for end, g in pairs]
     torch.autograd.backward(list(map(get_gradient_edge, ends)), given)
 
 
 def as_complex(dtype: torch.dtype, numbers: Tensor) -> torch.dtype:
-    """Returns the dtype that numbers take where the others take ``dtype``."""
+    """Returns the dtype of these numbers where real numbers have ``dtype``."""
     return dtype.to_complex() if numbers.is_complex() else dtype
 
 
 def in_dtype(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Returns a network with the same parameters, and with copies of the buffers; those of real numbers are in this
+    """Returns a network with the same parameters, and with copies of the buffers. Buffers of real numbers are in this
     dtype."""
     copied = sharing_parameters(network)
     for module in copied.modules():
@@ -127,18 +127,18 @@ def in_dtype(network: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def free(operand: Tensor) -> None:
-    """Frees the numbers of an operand; it stays in autograd's graph, and so do the tensors that share them.
+    """Frees the numbers of an operand. The operand stays in autograd's graph, and so do tensors that share its numbers.
 
-    An operand that is a part of a larger storage keeps its numbers. On a GPU a recurrent layer puts its weights into
-    one row, for cuDNN, and so it does with operands. ``fill`` makes a storage that has room for one tensor."""
+    An operand that is a part of a larger storage keeps its numbers. On a GPU a recurrent layer puts its weights, and so
+    its operands, into one row for cuDNN. ``fill`` makes a storage that has room for one tensor."""
     storage = operand.untyped_storage()
     is_alone = storage.nbytes() == operand.numel() * operand.element_size()
-    if is_alone and storage.resizable():  # one that numpy has seen is not; it is small
+    if is_alone and storage.resizable():  # a storage that numpy has seen is not; it is small
         storage.resize_(0)
 
 
 def fill(operand: Tensor, numbers: Tensor, taken: Callable[[Tensor], Tensor]) -> None:
-    """Puts back what ``taken`` returns of the numbers of a freed operand; they may be of another dtype."""
+    """Puts back into a freed operand what ``taken`` returns of ``numbers``, which may be of another dtype."""
     if not (storage := operand.untyped_storage()).nbytes():
         with _disable_current_modes(), torch.no_grad():
             storage.resize_(operand.numel() * operand.element_size())

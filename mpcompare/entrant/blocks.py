@@ -1,4 +1,4 @@
-"""The pass that times blocks of bare steps, in turns with the other entrants of the race; and one of them compared with
+"""The pass that times blocks of bare steps, in turns with the other entrants of the race. One block is compared with
 the same block of the backend that was trained and examined."""
 
 import math
@@ -30,19 +30,19 @@ from mpcompare.verdict.examine import numerics
 
 
 def take(entrant: Entrant) -> Pass[BlocksRecord]:
-    """Needs ``setup``, ``trained``, ``trial``, and of a run that was examined ``stepper``, which it frees. Leaves
+    """Needs ``setup``, ``trained``, ``trial``, and, if the run was examined, ``stepper``, which it frees. Leaves
     nothing.
 
     Blocks have the learning rates of the first updates: many schedules end at 0, where no weight tells what was done.
     """
     setup, trial, examined = entrant.setup, entrant.trial, entrant.plan.verdict.enabled
     trained = replace(entrant.trained, updates=0)
-    if examined:  # it has taken a step more in its examination, and goes on from here with a timed block
+    if examined:  # the backend took a step more in its examination, and goes on from here with a timed block
         trained = replace(trained, state=entrant.shared.aside(entrant.stepper.backend.state_dict()))
     settle()
     step_ms: list[float] = []
     unfinished = 0  # blocks whose weights went on changing after the clock had stopped
-    ends: dict[int, Ended] = {}  # of each block by its round, for any may be the one that is compared
+    ends: dict[int, Ended] = {}  # the end of each block, by its round: any block may be compared
     with meter.frozen():
         text = _describe_training(entrant)
         rest = Rest()
@@ -70,7 +70,7 @@ def take(entrant: Entrant) -> Pass[BlocksRecord]:
 def _block(
     setup: Setup, trained: Trained, trial: Trial, order: Prepare, kept: bool
 ) -> Generator[Turn, Order | None, tuple[dict[str, Any], Ended | None]]:
-    """Times one block. Returns its row of ``blocks.csv``, and its end, if that is to be ``kept``."""
+    """Times one block. Returns its row of ``blocks.csv``, and its end if it is to be ``kept``."""
     generators.seed(order.seed)  # for a backend that draws numbers: the trained one will draw the same
     bystanders, shift = Bystanders(setup.device), random.randrange(1 << 12, 1 << 22)
     padding = torch.empty(shift, dtype=torch.uint8, device=setup.device)  # shifts all that is allocated after it
@@ -141,7 +141,7 @@ def _describe_training(entrant: Entrant) -> str:
 def _compared(
     part: BlocksRecord, setup: Setup, trained: Stepper, state: State, ended: Ended, steps: tuple[int, int]
 ) -> ComparedRecord:
-    """Lets the trained backend, which was never loaded, take a block that was timed; returns how far apart the two are.
+    """Lets the trained backend, which was never loaded, take a timed block. Returns how far apart both blocks end.
 
     Args:
         trained: is in ``state``, at the learning rate with which the block began.
@@ -166,7 +166,7 @@ def _compared(
 
 
 def _apart(before: Mapping[str, Tensor], expected: Mapping[str, Tensor], left: Mapping[str, Tensor]) -> Distance:
-    """Returns the distances of one kind; a tensor that is missing is one of zeros."""
+    """Returns the distances of one kind. A missing tensor counts as a tensor of zeros."""
     zeros = {name: torch.zeros_like(t) for name, t in expected.items()}
     return Distance(
         difference=numerics.distance(expected, {**zeros, **left}),

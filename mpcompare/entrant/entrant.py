@@ -12,8 +12,8 @@ phases        the time of each phase
 memory        the bytes that must be live
 inference     the trained network in each precision, forward only
 
-A run that was trained and examined in a sweep that was killed has one pass for both, ``taken``. The passes that make
-what all others have in common stand here, and each other pass in a file of its own.
+A run that was trained and examined in a sweep that was killed has one pass for both, ``taken``. The passes that prepare
+the others stand here. Each other pass has a file of its own.
 """
 
 import logging
@@ -44,7 +44,7 @@ Take = Callable[[Entrant], Any]
 
 def compete(plan: Plan, recorder: RunRecorder, shared: Shared = ALONE, clean: CleanProcess | None = None) -> Turns:
     """Takes all passes of one run, turn by turn (``race``). Each pass is recorded before the next one begins."""
-    yield Turn()  # what is slow to import is imported
+    yield Turn()  # the modules that are slow to import are there
     entrant = Entrant(plan, recorder, shared, clean)
     for stage, take in _passes(entrant):
         if stage != timetable.TIMING:  # the race says when that begins
@@ -58,8 +58,7 @@ def compete(plan: Plan, recorder: RunRecorder, shared: Shared = ALONE, clean: Cl
 
 
 def _passes(entrant: Entrant) -> Iterator[tuple[str, Take]]:
-    """Yields each pass with the stage (``race/timetable.py``) of which it is a part. A pass that takes turns is a
-    generator."""
+    """Yields each pass with its stage (``race/timetable.py``). A pass that takes turns is a generator."""
     yield timetable.SET_UP, find_checkpoint  # finds out whether the run is ``taken``
     yield timetable.SET_UP, make_setup
     yield timetable.SET_UP, record_machine
@@ -75,7 +74,7 @@ def _passes(entrant: Entrant) -> Iterator[tuple[str, Take]]:
 
 
 def find_checkpoint(entrant: Entrant) -> Fields:
-    """Reads the checkpoint to continue from, before anything is made: a wrong one ends the run at once.
+    """Reads the checkpoint to continue from, before anything is made: a wrong checkpoint ends the run at once.
 
     Needs nothing. Leaves ``checkpoint`` and ``taken``.
     """
@@ -88,11 +87,11 @@ def find_checkpoint(entrant: Entrant) -> Fields:
 def make_setup(entrant: Entrant) -> SetUpRecord:
     """Makes device, precision, network, data and clock.
 
-    Needs nothing. Leaves ``memory`` and ``setup``; nothing is examined where its data are not finite.
+    Needs nothing. Leaves ``memory`` and ``setup``. Nothing is examined if the data are not finite.
     """
     entrant.memory = ExaminedMemory(entrant.clean)
     setup = entrant.setup = set_up(entrant.plan, entrant.shared)
-    if setup.record.not_finite:  # what such data do is no fault of a backend
+    if setup.record.not_finite:  # a backend is not to blame for such data
         entrant.plan = replace(entrant.plan, verdict=replace(entrant.plan.verdict, enabled=False))
     return setup.record
 
@@ -108,8 +107,8 @@ def record_machine(entrant: Entrant) -> ProvenanceRecord:
 def find_start(entrant: Entrant) -> Fields:
     """Finds where training begins: at the initial weights, or at a checkpoint of the same task.
 
-    Needs ``checkpoint``, ``taken`` and ``setup``. Leaves ``start``. The part of a run that went on says in which folder
-    it was before, the step after which it goes on, None where all of it is taken, and the machine that it was on.
+    Needs ``checkpoint``, ``taken`` and ``setup``. Leaves ``start``. If the run goes on, its record gets the folder that
+    it was in, the machine that it was on, and the step after which it goes on; None where all of it is taken.
     """
     plan, setup, saved, recorder = entrant.plan, entrant.setup, entrant.checkpoint, entrant.recorder
     if saved is None:
@@ -154,8 +153,8 @@ def try_length(entrant: Entrant) -> Fields:
 
     Needs ``setup``, ``trained`` and ``stepper``. Leaves ``trial``.
 
-    A backend that will be examined stays as training left it, and another takes the steps. Without an examination the
-    trained one takes them itself, so that there is one backend in memory.
+    A backend that will be examined stays as training left it, and another backend takes the steps. Without an
+    examination the trained backend takes them itself, so that there is one backend in memory.
     """
     setup, examined = entrant.setup, entrant.plan.verdict.enabled
     stepper = fresh(setup, entrant.trained) if examined else entrant.stepper

@@ -33,14 +33,14 @@ def evaluate(
 
 
 def score(network: Callable[[Any], Any], dataset: Dataset, task: Task) -> Scores:
-    """Returns loss and accuracy on all held-out samples, as many at once as a micro-batch has, 2048 at most. What a
-    network or a loss draws at random begins with one seed, and torch's generators are put back.
+    """Returns loss and accuracy on all held-out samples, as many at once as a micro-batch has, 2048 at most. The random
+    numbers of a network or a loss begin with one seed, and torch's generators are put back.
 
     Args:
-        network: maps inputs ``[n, ...]`` to outputs, in fp32 where the loss is to be.
+        network: maps inputs ``[n, ...]`` to outputs, in fp32 if the loss is to be in fp32.
 
     Returns:
-        ``test_loss``, the mean over the samples, or over the labels where the loss counts them; ``test_accuracy``, of
+        ``test_loss``, the mean over the samples, or over the labels if the loss counts labels; ``test_accuracy``, for
         the classes in the output's last dimension, None where the targets are no classes.
     """
     total, correct, weights, labels = 0.0, None, 0, 0
@@ -67,15 +67,15 @@ def _are_classes(output: Any, y: Any) -> bool:
     return output.shape[:-1] == y.shape
 
 
-SHARE = 1 / 16  # of the samples that training sees: forward alone is a third of a step, so that this is 2 % of it
+SHARE = 1 / 16  # of the samples that training sees: forward is a third of a step, so this is 2 % of training
 
 
 def held_out_of(
     model: nn.Module, dataset: Dataset, task: Task, steps: int
 ) -> Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], HeldOut]:
     """Returns a function of parameters and buffers that evaluates them for the examination, always on the same held-out
-    samples: evenly spread, and few enough to cost next to nothing beside so many steps of training. They are whole
-    micro-batches, if there are as many samples, for a loss may want so many rows."""
+    samples. These are evenly spread, and so few that they cost hardly anything compared with training. They are whole
+    micro-batches, if there are enough samples: a loss may want so many rows."""
     rows = task.micro_batch_size
     samples = max(rows, int(SHARE * steps * task.batch_size))
     spread = torch.arange(0, len(dataset.x_test), -(-len(dataset.x_test) // samples))
@@ -96,8 +96,8 @@ def record_evaluation(setup: Setup, recorder: RunRecorder, step: int, backend: B
     returns its scores.
 
     Training does not notice: a copy of the network is evaluated, in evaluation mode, and torch's generators are put
-    back. The step after an evaluation may take longer all the same, for its caches are cold, and the resident set's
-    peak over training includes the memory of evaluating.
+    back. But the step after an evaluation may take longer, because caches are cold. And the peak of the resident set
+    over training includes the memory of evaluating.
     """
     scores = evaluate(setup.model, backend.master_params(), backend.buffers(), setup.dataset, setup.task)
     recorder.append(EVALS, [{"step": step, **scores}])

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 def take(entrant: Entrant) -> Pass[ObservedRecord]:
-    """Needs ``setup``, ``start``, ``trained``, ``memory`` and ``stepper``, which it frees where it does not examine it.
-    Ends ``clean``, and leaves nothing."""
+    """Needs ``setup``, ``start``, ``trained``, ``memory`` and ``stepper``, which it frees if it does not examine the
+    backend. Ends ``clean``, and leaves nothing."""
     setup, enabled, stopped = entrant.setup, entrant.plan.verdict.enabled, ""
     held = entrant.memory.begin()
     needed = _foretold(entrant, held) if enabled and held is not None else None
@@ -52,7 +52,7 @@ def take(entrant: Entrant) -> Pass[ObservedRecord]:
 
 
 def _foretold(entrant: Entrant, held: int) -> int | None:
-    """Returns the bytes that the examination will take; None where what a step takes is not known, or the network
+    """Returns the bytes that the examination will take; None where the bytes of a step are not known, or the network
     cannot be counted."""
     setup, result = entrant.setup, entrant.recorder.result
     before, most = result["rss_before_bytes"], result["peak_rss_bytes"]
@@ -68,7 +68,7 @@ def _foretold(entrant: Entrant, held: int) -> int | None:
         log.warning(f"the memory of the examination is not foretold ({first_line(error)})")
         return None
     finally:
-        heap.trim()  # no part of what is foretold
+        heap.trim()  # the counting is no part of what is foretold
 
 
 def _want(needed: int) -> str:
@@ -84,7 +84,7 @@ def _want(needed: int) -> str:
 
 
 def _examine(entrant: Entrant) -> Generator[Progress, None, str]:
-    """Writes ``numerics.json``; returns the error with which the examination stopped, or nothing."""
+    """Writes ``numerics.json``. Returns the error with which the examination stopped, or an empty text."""
     plan, trained = entrant.plan, entrant.trained
     noise = plan.verdict.noise if plan.is_baseline else 0
     try:

@@ -4,9 +4,9 @@ way              computation
 autocast BITS    ``torch.autocast`` around the fp32 module, which casts its weights in every call
 BITS weights     the module cast once, as tasks/cast.py does it: norms and embeddings stay in fp32
 fp32             the module as it is, in IEEE fp32
-tf32             the same with TF32 allowed, only of a run in that precision
+tf32             the same with TF32 allowed, only of a run in this precision
 
-BITS are the format of the run; of a run in fp32 or TF32 the one that ``precision=auto`` would choose on this device.
+BITS are the format of the run. For a run in fp32 or TF32 they are what ``precision=auto`` would choose on this device.
 The scores of a way depend on the training, so each run has its own. Time and memory do not, so the entrants of a race
 share them.
 """
@@ -36,7 +36,7 @@ from mpcompare.tasks.cast import cast_module
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import with_values
 
-MIN_BATCHES = 3  # timed ones of each way, also where the time is spent after the first
+MIN_BATCHES = 3  # timed batches of each way, even if the first one takes all the time
 Forward = Callable[[Batch], Any]
 Row = dict[str, Any]
 
@@ -55,7 +55,7 @@ class Way:
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of parameters and buffers; tied ones count once."""
+        """The bytes of parameters and buffers. Tied ones count once."""
         tensors = {id(t): t.nbytes for t in itertools.chain(self.network.parameters(), self.network.buffers())}
         return sum(tensors.values())
 
@@ -82,7 +82,7 @@ def ways(precision: str, device: torch.device) -> dict[str, Callable[[nn.Module]
     """Returns by name the functions that make each way from a network in evaluation mode, which they do not change.
 
     Args:
-        precision: that of the run, resolved.
+        precision: the precision of the run, resolved.
     """
     trained = PRECISIONS[precision]
     bits = (trained if trained.is_16_bit else preferred(device.type)).storage
@@ -103,7 +103,7 @@ def take(entrant: Entrant) -> Fields:
         ``batch_size``; ``seconds`` that it took; ``batches`` that were timed of each way; and by name the ``ways``:
         ``test_loss`` and ``test_accuracy`` on all held-out samples, ``latency_ms`` of a batch (the median, and
         ``latency_ms_p20`` and ``latency_ms_p80``), ``samples_per_s``, ``weight_bytes`` and ``peak_memory_bytes``:
-        weights, batch, and the most that a call had allocated beside them. A way that cannot be had here has only
+        weights, batch, and the most that a call had allocated besides. A way that cannot be had here has only
         ``unavailable``, the reason in a line.
     """
     plan, setup = entrant.plan.inference, entrant.setup
@@ -117,7 +117,7 @@ def take(entrant: Entrant) -> Fields:
     for name, make in ways(setup.record.precision, setup.device).items():
         try:
             way = make(network)
-            # The scores of the fp32 way are those of the trained backend.
+            # The fp32 way has the scores of the trained backend.
             rows[name] = dict(entrant.trained.scores if name == "fp32" else _score(way, setup))
             able[name] = way
         except Exception as error:  # a user's network may raise anything where it meets another dtype
@@ -146,7 +146,7 @@ def _costs(able: dict[str, Way], x: Batch, setup: Setup, budget_s: float) -> dic
     rows: dict[str, Row] = {}
     for name, way in able.items():
         try:
-            peak = meter.peak_memory(setup.device, partial(way, x)).bytes  # which also warms it up
+            peak = meter.peak_memory(setup.device, partial(way, x)).bytes  # this also warms the way up
             rows[name] = {"weight_bytes": way.weight_bytes, "peak_memory_bytes": peak + nbytes(x) + way.weight_bytes}
         except Exception as error:  # out of memory, say
             rows[name] = {"unavailable": first_line(error)}
@@ -162,7 +162,7 @@ def _costs(able: dict[str, Way], x: Batch, setup: Setup, budget_s: float) -> dic
 def time_batches(able: dict[str, Way], x: Batch, clock: Clock, budget_s: float) -> dict[str, list[float]]:
     """Returns the milliseconds of each timed batch.
 
-    The ways take turns, in an order that rotates, so that drift hits all alike.
+    The ways take turns, in an order that rotates, so that drift hits all ways alike.
     """
     times: dict[str, list[float]] = {name: [] for name in able}
     end = time.monotonic() + budget_s

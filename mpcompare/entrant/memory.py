@@ -7,7 +7,7 @@ from mpcompare.fields import MemoryRecord
 from mpcompare.instruments import meter
 from mpcompare.tasks.batch import nbytes
 
-MIN_STEPS = 3  # the second one runs with everything that outlives the first
+MIN_STEPS = 3  # the second step runs with everything that outlives the first
 
 
 def take(entrant: Entrant) -> MemoryRecord:
@@ -25,7 +25,7 @@ def take(entrant: Entrant) -> MemoryRecord:
     if setup.device.type == "cuda":
         if peak.workspace_bytes:
             workspace = {"cuBLAS": peak.workspace_bytes, **workspace}
-        if model and workspace:  # on a GPU they are part of the peak
+        if model and workspace:  # on a GPU workspaces are part of the peak
             model = {**model, "workspace": workspace}
     return MemoryRecord(
         batch_bytes=batch_bytes,
@@ -40,7 +40,7 @@ def take(entrant: Entrant) -> MemoryRecord:
 
 
 def first_steps(stepper: Stepper, batch: Batches) -> Backend:
-    """Takes the first steps of a backend: those of its warm-up and one more. Returns the backend."""
+    """Takes the first steps of a backend: the steps of its warm-up and one more. Returns the backend."""
     for _ in range(max(MIN_STEPS, warmup_steps(stepper.backend) + 1)):
         stepper.step(batch)
     return stepper.backend

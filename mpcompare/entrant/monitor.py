@@ -1,5 +1,5 @@
-"""A closer look into single steps: the norm of the gradients, the shares of them that are 0, subnormal, inf or NaN in
-their format, and the share of the updates that are lost."""
+"""A closer look into single steps: the norm of the gradients, the shares of gradients that are 0, subnormal, inf or NaN
+in their format, and the share of updates that are lost."""
 
 import math
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ from mpcompare.verdict.examine.numerics import total_norm
 
 @dataclass(frozen=True)
 class Monitor:
-    """Takes the steps that are monitored, each bit for bit as it would have been.
+    """Takes the steps that are monitored. Each step is bit for bit as without a monitor.
 
     The clock does not run while it looks: a step by phases is timed up to ``unscale()`` and again from ``clip()`` on, a
     step in one piece before it is looked at. Looking slows ``step_ms`` all the same: caches are cold afterwards, and a
-    GPU that was waited for has nothing queued. A copy of the parameters, and a byte for each of them, live meanwhile.
+    GPU that was waited for has nothing queued. A copy of the parameters, and a byte for each number, live meanwhile.
     """
 
     task: Task
-    format: Format  # the one in which a step stores its gradients (:func:`gradient_shares`)
+    format: Format  # the format in which a step stores its gradients (:func:`gradient_shares`)
     clock: Clock
 
     def step(self, stepper: Stepper, batches: Batches) -> tuple[Tensor, dict[str, Any], int]:
@@ -67,7 +67,7 @@ class Monitor:
     def _unclipped(self, norm: float | Tensor | None) -> float:
         """Returns the factor by which clipping has multiplied the gradients of a whole step.
 
-        0 where their norm was inf or NaN, which leaves nothing to be seen.
+        It is 0 if their norm was inf or NaN: then nothing can be seen of them.
         """
         if self.task.clip_norm is None or norm is None:
             return 1.0
@@ -78,17 +78,18 @@ class Monitor:
 def gradient_shares(grads: Mapping[str, Tensor], scale: float, format: Format) -> dict[str, float]:
     """Returns the shares of all gradient elements that are zero, subnormal and not finite in the format of the step.
 
-    A backend shows its gradients unscaled and in fp32. The scaled ones underflow, so these are counted: for a scale
-    that is a power of 2 they are, bit for bit, those that a backward in 16 bits has made.
+    A backend shows its gradients unscaled and in fp32. The scaled gradients underflow, so these are counted: if the
+    scale is a power of 2 they are, bit for bit, the gradients that a backward in 16 bits has made.
 
     Args:
-        grads: unscaled, fp32, inf and NaN included; any number of elements, but not none.
+        grads: unscaled, fp32, inf and NaN included; any number of elements, at least one.
         scale: the factor with which they were computed: the loss scale.
-        format: the one in which the step stores its gradients; fp16 is subnormal below 2^-14, the others below 2^-126.
+        format: the format in which the step stores its gradients. Numbers are subnormal below 2^-14 in fp16, and below
+            2^-126 in other formats.
 
     Returns:
-        ``grad_zero``, exactly 0 for whatever reason: too small for the format, or a unit that relu turned off;
-        ``grad_subnormal``, not 0 and held with fewer digits than the others; ``grad_nonfinite``, inf or NaN.
+        ``grad_zero``, exactly 0 for any reason: too small for the format, or a unit that relu turned off;
+        ``grad_subnormal``, not 0 and held with fewer digits than normal numbers; ``grad_nonfinite``, inf or NaN.
     """
     # Between the largest subnormal number and the smallest normal one: a scale that is no power of 2 was rounded.
     smallest = format.smallest_normal * (1 - format.unit_roundoff)
@@ -103,15 +104,15 @@ def gradient_shares(grads: Mapping[str, Tensor], scale: float, format: Format) -
 
 
 def moving(nonzero: Params, remembered: Mapping[str, Params], weights: Params, decay: float) -> Params:
-    """Returns masks of the elements that an update has to change: those with a gradient, a momentum or a decay.
+    """Returns masks of the elements that an update has to change: elements with a gradient, a momentum or a decay.
 
-    An element where the three cancel each other to exactly 0 counts as one that has to change.
+    An element has to change even if the three cancel each other to exactly 0.
 
     Args:
         nonzero: bool masks of the gradients that are not 0.
         remembered: ``State["optimizer"]`` after the update: ``momentum_buffer`` or ``exp_avg`` are the means of the
-            gradients of which the update is made.
-        weights: before the update.
+            gradients that the update is made of.
+        weights: the weights before the update.
         decay: the optimizer's ``weight_decay``.
     """
     masks = {}

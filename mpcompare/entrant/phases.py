@@ -21,7 +21,7 @@ BLOCKS = 4  # of each kind
 def take(entrant: Entrant) -> PhasesRecord:
     """Needs ``setup``, ``trained`` and ``trial``. Leaves nothing."""
     setup = entrant.setup
-    heap.fill_holes()  # the trained backend has left some
+    heap.fill_holes()  # the trained backend has left holes
     stepper = fresh(setup, entrant.trained)
     return time_phases(stepper, setup.batches(), entrant.trial.steps, setup.clock, setup.task)
 
@@ -51,7 +51,7 @@ def time_phases(stepper: Stepper, stream: Stream, steps: int, clock: Clock, task
 
 
 def _clocked_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock) -> list[float]:
-    """Returns the milliseconds of each phase of each step, and between them those from a step to the next."""
+    """Returns the milliseconds of each phase of each step, and in between the milliseconds from a step to the next."""
     for batch in islice(stream, steps):
         clock.mark()
         for _ in stepper.walk(batch):
@@ -61,7 +61,7 @@ def _clocked_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock) -
 
 def _by_phase(intervals: list[float], steps: int, accumulate: int) -> NDArray[np.float64]:
     """Returns the milliseconds of each of ``PHASES`` in each step, ``[steps, phases]``."""
-    # The last of each row lies between two steps; forward and backward come once a micro-batch.
+    # The last interval of each row lies between two steps; forward and backward come once a micro-batch.
     rows = np.array([*intervals, 0.0]).reshape(steps, -1)[:, :-1]
     passes = rows[:, : 2 * accumulate].reshape(steps, accumulate, 2).sum(axis=1)
     return np.hstack([passes, rows[:, 2 * accumulate :]])

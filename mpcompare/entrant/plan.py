@@ -23,20 +23,20 @@ class Plan:
     options: Mapping[str, Any]  # keyword arguments of this backend's own
     is_baseline: bool  # whether others are compared with this backend
     task: Task  # the task as it is trained
-    # the task as it was configured, plain values: a run resumes only from one of the same
+    # the task as it was configured, plain values: a run resumes only from a run of the same task
     task_config: Mapping[str, Any]
-    load_data: Callable[[int], Any]  # ``seed -> Dataset``, or the four tensors of one
+    load_data: Callable[[int], Any]  # ``seed -> Dataset``, or a data set's four tensors
     # the loss scale as training begins, or a function of the resolved precision that returns it
     loss_scale: LossScale | Callable[[str], LossScale]
     # precision, device: as asked for, ``auto`` included
     precision: str
     device: str
-    seed: int  # of the initial weights and of generated data
+    seed: int  # the seed of the initial weights and of generated data
     train: Training
     resume: Resumption
     eval: Evaluation
     monitor: Monitoring
-    measure: Rules  # ``block_s`` of these rules holds for an entrant, the others for its race
+    measure: Rules  # ``block_s`` of these rules holds for an entrant, the other rules for its race
     inference: Inference
     verdict: Examination
 
@@ -49,5 +49,5 @@ class Plan:
                 raise InputError(f"backend.{name}", value, f"backend={self.backend} takes {takes}")
 
     def dataset(self) -> Dataset:
-        """Returns the data, on the CPU. Raises InputError where the configured function cannot make them."""
+        """Returns the data, on the CPU. Raises InputError where the configured function makes none."""
         return load(self.load_data, self.seed)

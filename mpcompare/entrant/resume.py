@@ -1,13 +1,13 @@
 """A run that continues from a checkpoint: of another run, or its own where it was killed.
 
-The state in a checkpoint is that of all backends, so another backend may continue from it, in another precision. The
-task, its data, the seed and the initial weights have to be the same. A run that continues another has the rows of its
-own steps in ``steps.csv``; those before them are in the record of the run that took them. The examination of its
-training begins where it began.
+All backends have the same kind of state in a checkpoint, so another backend may continue from it, in another precision.
+The task, its data, the seed and the initial weights have to be the same. A run that continues another has the rows of
+its own steps in ``steps.csv``. Earlier rows are in the record of the run that took these steps. The examination begins
+where the training of this run began.
 
-A run that was killed goes on, in its own folder or in that of a new sweep, into which its files were taken. It is the
-run that it was: its steps, its evaluations and the moves of its weights are kept up to the checkpoint, so that its
-record is as if nobody had killed it. A run that was trained and examined is taken as it is, and only timed.
+A run that was killed goes on, in its own folder or in the folder of a new sweep, into which its files were taken. Its
+steps, its evaluations and the moves of its weights are kept up to the checkpoint, so that its record is as if nobody
+had killed it. A run that was trained and examined is taken as it is, and only timed.
 """
 
 import json
@@ -30,7 +30,7 @@ from mpcompare.tasks.task import buffers_of, params_of
 from mpcompare.verdict.examine.moves import NUMBERS
 from mpcompare.verdict.judge.moves import Moves
 
-# Must be the same in a run that continues. Its backend, precision and loss scale need not be.
+# Fields that must be the same in a run that continues. Its backend, precision and loss scale may differ.
 SAME = ("task", "seed", "schedule_updates", "dataset_fingerprint", "initial_weights")
 NAMED = 3  # fields that a message names where more differ: another task differs in nearly all
 
@@ -39,11 +39,11 @@ NAMED = 3  # fields that a message names where more differ: another task differs
 class Before:
     """The part of a training that was recorded before this process began."""
 
-    rows: list[dict[str, Any]]  # of ``steps.csv``, from the first step of training on
-    moves: Moves | None  # of the weights in these steps; None where nobody looked
+    rows: list[dict[str, Any]]  # the rows of ``steps.csv``, from the first step of training on
+    moves: Moves | None  # the moves of the weights in these steps; None where nobody looked
 
     def with_moves(self, after: Moves) -> Moves:
-        """Returns the moves of these steps and of those ``after`` them."""
+        """Returns the moves of these steps, and then the moves ``after`` them."""
         if self.moves is None:
             return after
         few = max(1, NUMBERS // len(after.tensors))
@@ -73,17 +73,17 @@ def what_is_trained(plan: Plan, setup: Setup) -> dict[str, Any]:
 
 
 def find(plan: Plan, result: Mapping[str, Any]) -> Checkpoint | None:
-    """Returns the checkpoint that a run is to continue from, verified, of several the last that leaves a step to take;
-    None where it is to begin at the beginning.
+    """Returns the verified checkpoint that a run is to continue from. Of several it is the last that leaves a step to
+    take. None where the run is to begin at the beginning.
 
-    A run that goes on begins anew where its own folder has no checkpoint. One that was examined, as ``result`` says,
-    need not have a step left. Raises InputError where a checkpoint is damaged, and where another run has none, or none
+    A run that goes on begins anew if its own folder has no checkpoint. A run that was examined, as ``result`` says,
+    need not have a step left. Raises InputError where a checkpoint is damaged, and where another run has no checkpoint
     that leaves a step to take."""
     folder, last_step = plan.resume.folder, plan.train.last_step
     if folder is None:
         return None
     if plan.resume.goes_on:
-        path = newest(folder / CHECKPOINTS, before=last_step + (EXAMINED in result))  # what is examined has trained
+        path = newest(folder / CHECKPOINTS, before=last_step + (EXAMINED in result))  # an examined run has trained
         return None if path is None else load(path, plan.resume.older)
     checkpoint = load(folder, plan.resume.older, before=last_step)
     if checkpoint.step >= last_step:
@@ -95,11 +95,11 @@ def find(plan: Plan, result: Mapping[str, Any]) -> Checkpoint | None:
 def fit(checkpoint: Checkpoint, trained: Mapping[str, Any], loss_scale: LossScale, folder: Path | None) -> Checkpoint:
     """Returns the checkpoint as this run continues from it.
 
-    A dynamic loss scale goes on from a dynamic one. Any other begins as it is configured.
+    A dynamic loss scale goes on from a dynamic one. Any other loss scale begins as it is configured.
 
     Args:
         trained: :func:`what_is_trained` of this run.
-        loss_scale: of this run, as it is configured.
+        loss_scale: the loss scale of this run, as it is configured.
         folder: the place where the checkpoint was found, for messages.
 
     Raises:
@@ -114,7 +114,7 @@ def fit(checkpoint: Checkpoint, trained: Mapping[str, Any], loss_scale: LossScal
     state: dict[str, float] = {}
     if isinstance(loss_scale, DynamicLossScale) and checkpoint.what_is_trained.get("loss_scale") == loss_scale.name:
         state = dict(checkpoint.state["loss_scale"])
-        if "growth_tracker" in state:  # beyond a shorter interval it would never grow again
+        if "growth_tracker" in state:  # beyond a shorter interval the scale would never grow again
             state["growth_tracker"] = min(state["growth_tracker"], loss_scale.growth_interval - 1)
     return replace(checkpoint, state={**checkpoint.state, "loss_scale": state})
 
@@ -146,7 +146,7 @@ def _fields(trained: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(checkpoint: Checkpoint, folder: Path | None) -> ResumeFields:
-    """Returns what a record says of the checkpoint from which a run continues, which was found in ``folder``."""
+    """Returns the record of the checkpoint from which a run continues, and which was found in ``folder``."""
     trained = checkpoint.what_is_trained
     return ResumeFields(
         path=str(folder),
@@ -161,7 +161,7 @@ def before(recorder: RunRecorder, step: int, moves: bool) -> Before | None:
     """Returns the record up to ``step``, and leaves nothing after it; None where a part of it is missing.
 
     Args:
-        moves: whether those of the weights belong to it.
+        moves: whether the moves of the weights belong to the record.
     """
     rows, file = recorder.keep(step), recorder.folder / MOVES
     if [row["step"] for row in rows] != list(range(1, step + 1)) or (moves and not file.exists()):
@@ -170,6 +170,6 @@ def before(recorder: RunRecorder, step: int, moves: bool) -> Before | None:
     if not moves:
         return Before(rows, None)
     whole = Moves(**numbers(json.loads(file.read_text())))
-    # Some may have been recorded whose checkpoint was not saved any more.
+    # Some steps may have been recorded after the last checkpoint that was saved.
     tensors = {name: norms[:step] for name, norms in whole.tensors.items()}
     return Before(rows, Moves(whole.steps[:step], tensors, whole.weights, whole.short[:step]))

@@ -1,4 +1,4 @@
-"""The rows of ``steps.csv``, one a step: values are kept while steps run, and read when they are written."""
+"""The rows of ``steps.csv``, one a step: values are kept while steps run, and read when the rows are written."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ from mpcompare.verdict.examine.moves import Digest
 
 @dataclass
 class Rows:
-    """Takes training steps by the clock, and records each."""
+    """Takes training steps by the clock, and records each of them."""
 
     recorder: RunRecorder
     clock: Clock
     clip_norm: float | None
     warmup_steps: int
     begun: int = 0  # the number of steps that were taken before the first of these
-    seed: int = 0  # that of the run, from which each step begins with random numbers of its own
+    seed: int = 0  # the seed of the run, from which each step begins with random numbers of its own
     digest: Digest | None = None  # looks at the weights after each step, while no clock runs
     written: list[dict[str, Any]] = field(default_factory=list)  # the rows that are on disk
     _waiting: list[dict[str, Any]] = field(default_factory=list)  # steps whose values are not read yet
@@ -76,7 +76,7 @@ def _numbers(step: Mapping[str, Any], clip_norm: float | None) -> dict[str, Any]
 
 
 def keep(value: float | Tensor | None) -> float | Tensor | None:
-    """Returns the value; of a tensor on a GPU a copy that is read later.
+    """Returns the value. If it is a tensor on a GPU, returns a copy that is read later.
 
     The step must not wait for the device, and may overwrite its own tensor.
     """

@@ -1,5 +1,5 @@
-"""The numbers that are read of a backend at the end of a block: a line of every weight, so that whatever computed them
-is done; and a sample of all that it has learned, for any timed block may be compared."""
+"""The numbers that are read from a backend at the end of a block: a line of every weight, which is there only when all
+work is done; and a sample of all that it has learned, because any timed block may be compared."""
 
 import math
 import random
@@ -13,17 +13,17 @@ from torch import Tensor, nn
 Kinds = dict[str, dict[str, Tensor]]
 Tensors = Mapping[str, Tensor]
 
-# Of each kind: 128 KB of weights, as many of each moment. A thousandth of the weights of GPT-2 are more.
+# Of each kind: 128 KB of weights, and as many of each moment. A thousandth of GPT-2's weights is more.
 NUMBERS = 1 << 15
 
 _UNFORESEEN = random.SystemRandom()
 
 
 class Sample:
-    """Elements of every tensor, drawn at random for each block when it is over; all of a tensor that has few.
+    """Elements of every tensor, drawn at random for each block when it is over; all elements of a small tensor.
 
-    A value stands for all elements of its tensor that were left out, so it is multiplied by the root of their number:
-    distances of samples are those of the tensors, within the part 1 / sqrt(2 n) where n elements differ alike.
+    A value stands for several elements of its tensor, so it is multiplied by the root of their number. The distance of
+    two samples is the distance of the tensors, within a share 1 / sqrt(2 n) where n elements differ alike.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -52,20 +52,20 @@ class Sample:
 class Ended:
     """The end of a block."""
 
-    seeds: tuple[int, int]  # those of its batches: of the steps before the clock started, and of those after it
-    losses: tuple[float, float]  # of its first step, which is not timed, and of its last
+    seeds: tuple[int, int]  # the seeds of its batches: before the clock started, and after it
+    losses: tuple[float, float]  # the losses of its first step, which is not timed, and of its last step
     sample: Sample  # the elements that were looked at
-    left: Kinds  # their values, by kind
+    left: Kinds  # the values of these elements, by kind
 
 
 class Lines:
     """One line of every weight of a backend, drawn at random: all elements that differ in their last index alone.
 
-    To read them costs a wait for the device, a view of each weight and one copy to the host: 4 to 6 us of CPU time a
-    weight, which is 0.01 % of a block of 250 ms for an MLP of 4 tensors, and 0.3 % for a network of 200. It is the same
-    for every entrant, but for ``master_params()`` itself: where weights are kept in another form, all are copied, which
-    moves less memory than one update does. Who asks a thread that still computes for its weights either waits for it,
-    or gets weights that change afterwards: the weights that are compared with the examined backend's have these lines.
+    Reading the lines costs a wait for the device, a view of each weight and one copy to the host: 4 to 6 us of CPU time
+    a weight, which is 0.01 % of a block of 250 ms for an MLP of 4 tensors, and 0.3 % for a network of 200 tensors. The
+    cost is the same for every entrant, except for ``master_params()`` itself: a backend that keeps weights in another
+    form copies all of them, which moves less memory than one update does. If a thread still computes, reading either
+    waits for it, or gets weights that change afterwards. The weights that are compared have these lines, too.
     """
 
     def __init__(self, weights: Tensors) -> None:

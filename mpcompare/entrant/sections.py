@@ -15,9 +15,9 @@ class Training:
     """Section ``train``."""
 
     steps: int  # number of training steps after the warm-up
-    warmup_steps: int  # number of training steps before them, which are marked in the records
+    warmup_steps: int  # number of training steps of the warm-up, which are marked in the records
     deterministic: bool  # whether only algorithms that give the same bits every time are allowed
-    # a checkpoint is saved after each step whose number is a multiple of this; None: none is
+    # a checkpoint is saved after each step whose number is a multiple of this; None: no checkpoint is saved
     checkpoint_every: int | None
     # whether data that hold NaN, inf or numbers beyond fp32's squares are trained on, without a verdict
     not_finite: bool = False
@@ -44,7 +44,7 @@ class Resumption:
     # the initial weights
     folder: Path | None
     older: bool  # whether an older checkpoint there will do if the newest is damaged
-    goes_on: bool = False  # whether the folder is that of this run itself, which was begun in a sweep that was killed
+    goes_on: bool = False  # whether the folder is this run's own, which was begun in a sweep that was killed
 
     def __post_init__(self) -> None:
         check_flag("resume_older", self.older)
@@ -67,7 +67,7 @@ class Monitoring:
     """Section ``monitor``."""
 
     # each step whose number is a multiple of this is monitored: its gradients and updates are looked at, while the
-    # clock stands still; None: no step is
+    # clock stands still; None: no step is monitored
     every: int | None
 
     def __post_init__(self) -> None:

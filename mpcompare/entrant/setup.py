@@ -33,8 +33,8 @@ class Setup:
     """Everything that is made once."""
 
     device: torch.device
-    record: SetUpRecord  # what ``result.json`` says of it
-    loss_scale: LossScale  # as training begins
+    record: SetUpRecord  # what ``result.json`` says of the setup
+    loss_scale: LossScale  # the loss scale as training begins
     model: nn.Module  # the network with its initial weights, on the device
     lent: Lent  # the fingerprints of the network and of the first batch before any backend had them
     task: Task
@@ -69,7 +69,7 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
     """Sets the flags of torch that the plan asks for, and makes everything that the passes have in common.
 
     Raises:
-        InputError: a device, precision, task or data set that cannot be had.
+        InputError: a device, precision, task or data set cannot be had.
         BackendUnavailable: the backend cannot be had here, or cannot train this network.
     """
     machine.set_deterministic(plan.train.deterministic)
@@ -88,7 +88,7 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
     initial_weights, network = fingerprint(params_of(model)), of_network(model)
     start = time.perf_counter()
     _share(model, shared, f"weights-{initial_weights}")
-    engine = make_backend(model, loss_scale).engine  # before the data: what cannot work says so at once
+    engine = make_backend(model, loss_scale).engine  # before the data, so that errors come at once
     construct_s = time.perf_counter() - start
     with fp32_products.tf32(uses_tf32):
         loaded = shared.once("dataset", lambda: _with_fingerprint(plan.dataset()))
@@ -124,8 +124,8 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
 
 
 def _share(model: nn.Module, shared: Shared, name: str) -> None:
-    """Lets the entrants of a race have the initial weights of a large network once in memory. Who writes into them has
-    copies of the pages that it wrote."""
+    """Lets the entrants of a race have the initial weights of a large network once in memory. An entrant that writes
+    into the weights gets copies of the pages that it wrote."""
     own = params_of(model)
     if shared.folder is not None and is_large(own):
         values = shared.once(name, lambda: own)
@@ -134,6 +134,6 @@ def _share(model: nn.Module, shared: Shared, name: str) -> None:
 
 
 def _with_fingerprint(dataset: Dataset) -> dict[str, Any]:
-    """Returns its tensors and names, and what takes long where there is much data: its fingerprint, and where it is not
-    finite."""
+    """Returns the tensors and names of a data set, its fingerprint, and the places where it is not finite. The last two
+    take long where there is much data."""
     return {**vars(dataset), "fingerprint": dataset.fingerprint, "not_finite": not_finite(dataset)}

@@ -21,11 +21,11 @@ from mpcompare.verdict.findings import Moves
 
 Part = TypeVar("Part")
 Pass = Generator[Progress | Turn, Order | None, Part]  # returns its part of ``result.json``
-Fields = dict[str, Any]  # some by their names; none of a pass that records nothing
+Fields = dict[str, Any]  # some fields by their names; empty for a pass that records nothing
 
 
 class ExaminedMemory:
-    """The memory that an examination took: of the entrant's process, and of the one that computes its oracle."""
+    """The memory that an examination took, in the entrant's process and in the process that computes its oracle."""
 
     def __init__(self, clean: CleanProcess | None) -> None:
         self.pid = None if clean is None else clean.pid
@@ -33,14 +33,14 @@ class ExaminedMemory:
         self.rest: int | None = None
 
     def begin(self) -> int | None:
-        """Is told that the examination begins. Returns the bytes that the own process holds then, beyond those before;
-        None where that is not known."""
+        """Is told that the examination begins. Returns the bytes that the own process holds then, beyond the bytes that
+        it held before; None where they are not known."""
         self.rest = meter.rss_bytes() if meter.reset_peak_rss() else None
         return None if self.rest is None or self.own is None else max(self.rest - self.own, 0)
 
     def peak(self) -> int | None:
-        """Returns the most bytes that both took together in the examination, beyond those before; None where that is
-        not known. While the oracle is computed the entrant waits, and while it works the oracle's process does."""
+        """Returns the most bytes that both processes took together in the examination, beyond the bytes before; None
+        where they are not known. While one process works, the other one waits."""
         own = meter.peak_rss_bytes()
         if self.rest is None or self.own is None or own is None:
             return None
@@ -93,12 +93,12 @@ class Start:
 class Trained:
     """The end of training."""
 
-    rows: list[dict[str, Any]]  # those of ``steps.csv``, from the first step of the run on
-    state: Callable[[], State]  # returns a copy of the backend's state, the same one each time; nobody writes into it
-    updates: int  # the number of updates that led to it
+    rows: list[dict[str, Any]]  # the rows of ``steps.csv``, from the first step of the run on
+    state: Callable[[], State]  # returns a copy of the backend's state, the same copy each time; nobody writes into it
+    updates: int  # the number of updates that led to this state
     scores: Scores  # loss and accuracy on the held-out samples
     moved: dict[str, Any]  # the sketch (``verdict/examine/numerics.py``) of how far each parameter was moved
-    moves: Moves | None = None  # how far each step moved some of their elements; None where the backend is not examined
+    moves: Moves | None = None  # how far each step moved some elements; None where the backend is not examined
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,14 @@ class Entrant:
     recorder: RunRecorder
     shared: Shared  # values that the entrants of a race compute once: the data set, the float64 oracle
     clean: CleanProcess | None  # a process in which no backend has been, for the oracle; None: there is none
-    # the one that training continues from, as it was saved; None: training begins anew
+    # the checkpoint that training continues from, as it was saved; None: training begins anew
     checkpoint: Checkpoint | None = field(init=False)
-    taken: bool = field(init=False)  # whether the run was trained and examined before, and that is taken as it is
+    taken: bool = field(init=False)  # whether the run was trained and examined before, and is taken as it is
     memory: ExaminedMemory = field(init=False)  # of this process and ``clean``, from before ``setup`` on
     setup: Setup = field(init=False)  # everything that is made once
     start: Start = field(init=False)  # the point where training begins
-    # the backend that was trained, and is never loaded. One that is examined takes a timed block in the end, outside of
-    # any clock; any other is gone when timing begins.
+    # the backend that was trained, and is never loaded. If it is examined, it takes a timed block in the end, while no
+    # clock runs; else it is gone when timing begins.
     stepper: Stepper = field(init=False)
     trained: Trained = field(init=False)  # the end of training
     trial: Trial = field(init=False)  # the length of a timed block

@@ -31,38 +31,38 @@ def try_block(stepper: Stepper, stream: Stream, block_s: float, clock: Clock) ->
 class TimedBlock:
     """A block that was timed."""
 
-    step_ms: float  # milliseconds a step by the clock, to the moment in which loss and weights have been read
-    wall_ms: float  # the same by the wall
-    read_ms: float  # milliseconds by the wall from the return of the last step to that moment
-    loss: float  # of the last step; NaN where there is none
-    # lines, read: the lines of the weights, and what was read of them
+    step_ms: float  # milliseconds a step by the clock, until loss and weights have been read
+    wall_ms: float  # the same by the wall clock
+    read_ms: float  # milliseconds by the wall clock from the return of the last step until both have been read
+    loss: float  # the loss of the last step; NaN where there is none
+    # lines, read: the lines of the weights, and the numbers that were read from them
     lines: Lines
     read: Tensor
 
     def still(self, weights: Mapping[str, Tensor]) -> bool:
-        """Whether ``weights`` are as they were read when the clock stopped."""
+        """Returns whether ``weights`` are still as they were read when the clock stopped."""
         return torch.equal(self.lines.of(weights).nan_to_num(), self.read.nan_to_num())
 
 
 def fresh(setup: Setup, trained: Trained) -> Stepper:
     """Returns a new backend in the state in which training ended.
 
-    Each block has one: where a program's memory happens to lie makes it up to 5 % faster or slower for as long as it
-    runs, so that blocks of one layout agree with each other and not with the next run's. Laid out anew, each block is
-    an independent draw, and the interval holds that too (Curtsinger and Berger, "Stabilizer", ASPLOS 2013).
+    Each block has a new backend. The place of a program's memory makes it up to 5 % faster or slower for as long as it
+    runs, so blocks of one layout agree with each other and not with the next run's. Laid out anew, each block is an
+    independent draw, and the interval holds this effect, too (Curtsinger and Berger, "Stabilizer", ASPLOS 2013).
     """
     return setup.stepper_at(trained.state(), trained.updates)
 
 
 def untimed_steps(steps: int, backend: Any) -> int:
-    """Returns how many steps a fresh backend takes before a block of ``steps``: after another's turn caches are cold,
-    and fresh pages are not mapped yet; and all of the backend's warm-up is over, such as the capture of a graph."""
+    """Returns how many steps a fresh backend takes before a block of ``steps``. After another entrant's turn caches are
+    cold, and fresh pages are not mapped yet. The backend's warm-up, such as the capture of a graph, must be over."""
     return max(warmup_steps(backend) + 1, steps // 4)
 
 
 def time_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock, lines: Lines | None = None) -> TimedBlock:
-    """Takes ``steps`` bare steps: nothing is read or written between them. The block ends when the loss of the last one
-    and a line of every weight (``lines``, or others) have been read."""
+    """Takes ``steps`` bare steps: nothing is read or written between them. The block ends when the loss of the last
+    step and a line of every weight (``lines``, or new ones) have been read."""
     backend = stepper.backend
     lines = lines or Lines(backend.master_params())
     loss: Any = float("nan")

@@ -54,7 +54,7 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
     digest = Digest(stepper.backend, torch_dtype(storage)) if plan.verdict.enabled else None
     rows = Rows(recorder, setup.clock, setup.task.clip_norm, plan.train.warmup_steps, start.step, plan.seed, digest)
     yield from _train(entrant, rows, Monitor(setup.task, storage, setup.clock))
-    peak_rss = meter.peak_rss_bytes()  # before the last evaluation, which has activations of its own
+    peak_rss = meter.peak_rss_bytes()  # taken before the last evaluation, which has activations of its own
     backend, steps = stepper.backend, [*start.before.rows, *rows.written]
     scores = record_evaluation(setup, recorder, steps[-1]["step"], backend)
     entrant.trained = Trained(
@@ -80,8 +80,8 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
 
 
 def _train(entrant: Entrant, rows: Rows, monitor: Monitor) -> Generator[Progress, Any, None]:
-    """Trains to the end. However it ends, the rows of all steps that were taken are on disk. Those before a checkpoint
-    are there when it is saved, and its time is in no step's."""
+    """Trains to the end. However training ends, the rows of all steps that were taken are on disk. The rows before a
+    checkpoint are there when it is saved. The time of saving is in no step's time."""
     plan, stepper = entrant.plan, entrant.stepper
     begun, last_step, written = rows.begun, plan.train.last_step, time.monotonic()
     yield Progress(begun, last_step, "first step" if begun == 0 else f"first step after {begun}")
@@ -89,7 +89,7 @@ def _train(entrant: Entrant, rows: Rows, monitor: Monitor) -> Generator[Progress
         for number, batch in enumerate(islice(entrant.start.batches(), last_step - begun), start=begun + 1):
             rows.take_step(stepper, batch, monitor if _is_due(number, plan.monitor.every) else None)
             is_last = number == last_step
-            if _is_due(number, plan.eval.every) and not is_last:  # the last one is its caller's
+            if _is_due(number, plan.eval.every) and not is_last:  # the caller evaluates the last one
                 record_evaluation(entrant.setup, entrant.recorder, number, stepper.backend)
             every = plan.train.checkpoint_every
             saves = every is not None and (is_last or _is_due(number, every))
@@ -107,8 +107,8 @@ def _train(entrant: Entrant, rows: Rows, monitor: Monitor) -> Generator[Progress
 
 
 def _save(entrant: Entrant, digest: Digest | None, step: int) -> None:
-    """Saves a checkpoint of the first ``step`` steps into the run's folder, and before it the moves of the weights;
-    waits for the device, and for the disk.
+    """Saves the moves of the weights, and then a checkpoint of the first ``step`` steps, into the run's folder. Waits
+    for the device, and for the disk.
 
     Args:
         digest: the moves of the weights; None where nobody looks.
@@ -124,5 +124,5 @@ def _save(entrant: Entrant, digest: Digest | None, step: int) -> None:
 
 
 def _is_due(step: int, every: int | None) -> bool:
-    """Returns whether a step, counted from 1, is one of every so many; none is where that is None."""
+    """Returns whether a step, counted from 1, is the last of ``every`` steps. None: no step is."""
     return every is not None and step % every == 0

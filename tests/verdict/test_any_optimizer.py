@@ -64,7 +64,7 @@ def test_right_updates_are_the_same_and_wrong_ones_are_not(name, precision):
     assert {"optimizer", "trained", "aged", "midway", "resume"} & kinds >= {"optimizer", "trained", "resume"}
     wrong = [OnePercentLess, CoarseMoments, Forgets]
     words = [judge_run(run(each.__name__, each, OPTIMIZERS[name], precision), amp).word for each in wrong]
-    if name == "Rprop":  # sizes of its steps are its own
+    if name == "Rprop":  # Rprop chooses the size of its steps itself
         words[0] = "differs"
     if name == "only a count":  # it has no moments
         words[1] = "differs"

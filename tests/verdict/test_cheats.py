@@ -1,4 +1,4 @@
-"""Backends that compute something else once they were loaded: timed backends compute as the examined ones did."""
+"""Backends that compute something else once they were loaded. Timed backends must compute as the examined ones did."""
 
 import itertools
 import multiprocessing
@@ -79,8 +79,8 @@ TEN_ROUNDS = Rules(rel_ci=0.999, budget_s=600, block_s=0.01)  # the first look f
 
 @pytest.fixture
 def timed(tmp_path, monkeypatch):
-    """Returns a function that takes every turn of a race of one, whose blocks have 12 steps, the first 3 of them not
-    timed. It returns the run as its record is read back."""
+    """Returns a function that takes every turn of a race of one entrant. Its blocks have 12 steps, and the first 3 of
+    them are not timed. The function returns the run as its record is read back."""
     monkeypatch.setattr("mpcompare.entrant.entrant.try_block", lambda *_: Trial(steps=9, untimed=3))
     return partial(run_of, tmp_path / "run")
 
@@ -98,7 +98,7 @@ def run_of(folder, backend, task=TASK):
 
 
 def judged(run):
-    """Returns the verdict on a run beside itself, and the names of its failed checks of timed steps."""
+    """Returns the verdict on a run compared with itself, and the names of its failed checks of timed steps."""
     verdict = judge_run(run, run)
     checks = [check for check in verdict.checks if check.kind == "timed steps"]
     assert checks
@@ -131,8 +131,8 @@ def test_the_loss_of_timed_steps_is_that_of_the_examined_backend(timed):
 
 
 class SinceItWasLoaded(Amp):
-    """``amp`` that counts its steps since it was loaded. The examination takes two of a loaded backend at most, so
-    those after them are timed."""
+    """``amp`` that counts its steps since it was loaded. The examination takes two steps of a loaded backend at most,
+    so later steps are timed."""
 
     steps = None
 
@@ -166,7 +166,7 @@ def test_updates_that_are_left_out_are_found_where_losses_tell_nothing(timed):
 
 
 class Replays(SinceItWasLoaded):
-    """Takes each timed step once. From then on it gives back the loss of that step, and computes nothing."""
+    """Takes each timed step once. From then on it returns the loss of this step, and computes nothing."""
 
     seen = None  # a dict of the class, by what the cheat recognizes a step
     replayed = False
@@ -203,7 +203,7 @@ class Replays(SinceItWasLoaded):
 
 
 class ReplaysByBatch(Replays):
-    """Recognizes its batches, and so has the loss of each, up to the few updates between."""
+    """Recognizes its batches, and so has the loss of each batch, up to the few updates in between."""
 
     def recognized(self, x):
         return x.data_ptr()
@@ -219,7 +219,7 @@ def test_losses_that_are_replayed_are_found(timed, backend):
 
 
 class HonestAtTimes(Replays):
-    """Computes nothing in timed steps, but in blocks of some numbers: it knows how many rounds there are."""
+    """Computes timed steps only in blocks with some numbers: it knows how many rounds there are."""
 
     honest = ()
     numbers = None
@@ -283,8 +283,8 @@ def test_no_seed_that_a_backend_can_see_foretells_its_timed_batches(timed):
 
 
 class ComputesWhenAsked(SinceItWasLoaded):
-    """Leaves out the updates of timed steps, of which losses tell nothing at a small learning rate, and makes up for
-    them when it is asked for its weights for the third time."""
+    """Leaves out the updates of timed steps: losses do not show them at a small learning rate. It makes up for them
+    when it is asked for its weights for the third time."""
 
     asked, later = 0, ()
 
@@ -332,8 +332,8 @@ STEP_S = 0.004  # at least
 
 
 class InBackground(Amp):
-    """``amp`` whose steps are taken by a thread, one after the other. Whoever asks for anything waits for it, as for
-    an array of jax."""
+    """``amp`` whose steps are taken by a thread, one after the other. A caller that asks for a result waits for the
+    thread, as for an array of jax."""
 
     skipped = False
 
@@ -384,7 +384,7 @@ def test_a_thread_that_still_computes_when_its_step_returns_gains_nothing(timed)
     run = timed(InBackground)
     assert judged(run)[1] == set()
     blocks = run.blocks
-    assert (blocks["step_ms"] >= STEP_S * 1e3).all()  # the step returns in a hundredth of that
+    assert (blocks["step_ms"] >= STEP_S * 1e3).all()  # the step itself returns in a hundredth of this time
     assert (blocks["read_ms"] > STEP_S * 1e3).all()
 
 
@@ -404,7 +404,7 @@ class SlowClock(Amp):
 
 @pytest.mark.slow
 def test_a_clock_that_goes_slow_is_named(timed, monkeypatch):
-    monkeypatch.setattr(time, "perf_counter_ns", time.perf_counter_ns)  # what is put back after the test
+    monkeypatch.setattr(time, "perf_counter_ns", time.perf_counter_ns)  # this clock is put back after the test
     verdict, failed = judged(timed(SlowClock))
     assert (verdict.word, verdict.cause, failed) == ("differs", "clock", {"clock of timed blocks"})
     assert verdict.because == "the clock of its process says 0.05 of the time that the race saw its blocks take"
@@ -463,7 +463,7 @@ class NotWaitedFor(SinceItWasLoaded):
 
 
 class AsleepMeanwhile(NotWaitedFor):
-    """Waits for so long that the harness holds it for done."""
+    """Waits for so long that the harness takes it for done."""
 
     def meanwhile(self):
         time.sleep(0.05)

@@ -64,7 +64,7 @@ def judged(backend, task, precision="bf16"):
 
 
 class MovesTogether(LateAmp):
-    """Adds the mean of an update to each of its elements, which no known mistake does."""
+    """Adds the mean of an update to each of its elements. No known mistake does so."""
 
     after = 3
 
@@ -94,7 +94,7 @@ class NormsStand(BiasesStop):
 
 
 class RateFromZero(Amp):
-    """The rate is that of the update before, and 0 at first."""
+    """The rate is the rate of the update before, and 0 at first."""
 
     last = 0.0
 
@@ -104,7 +104,7 @@ class RateFromZero(Amp):
 
 
 class CapturedRate(Amp):
-    """Every step has the rate of the first one, as a graph that took it as a number."""
+    """Every step has the rate of the first step, as in a graph that took the rate as a number."""
 
     first = None
 
@@ -114,7 +114,7 @@ class CapturedRate(Amp):
 
 
 class CapturedCount(OtherAdam):
-    """The bias correction is that of the first update; the count goes on."""
+    """The bias correction stays as in the first update. The count goes on."""
 
     first = None
 
@@ -156,7 +156,7 @@ class DividesByTheRate(OtherAdam):
 
 
 class UnscaledTwice(Scratch):
-    """The optimizer divides by the loss scale what is unscaled already."""
+    """The optimizer divides gradients by the loss scale that are unscaled already."""
 
     def factor(self):
         return 1 / self.scaling.scale
@@ -235,7 +235,7 @@ def test_one_wrong_parameter_is_no_gradient_that_is_passed_down(name, task, prec
 
 
 class PassesDown(Amp):
-    """What the last layer passes down is a tenth off."""
+    """The gradient that the last layer passes down is a tenth off."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

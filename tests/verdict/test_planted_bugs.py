@@ -10,7 +10,7 @@ from support.marks import BF16_LSTM
 
 def parameters():
     """Yields every bug of MLPs, of the recipe, of trained backends and of dropout in every precision, and whether it is
-    slow. The plain command tries two of the MLPs, in bf16, and two of the others, which are bugs in fp16 alone."""
+    slow. The plain command tries two bugs of MLPs, in bf16, and two other bugs, which are bugs in fp16 alone."""
     for every, bugs in ((32, bugs_of("mlp")), (48, bugs_of("recipe", "trained"))):
         for turn, bug in enumerate(bugs):
             for precision in bug.precisions:
@@ -34,7 +34,7 @@ QUICK = {
 FAMILY = [pytest.param("lstm", marks=BF16_LSTM) if name == "lstm" else name for name in QUICK]
 
 
-# Flagged for another cause than the one planted. The reasons stand in docs/verdict.md.
+# Bugs that are flagged for another cause than the planted one. The reasons stand in docs/verdict.md.
 MISNAMED = {
     "HalfOfTheOutputDetached", "LogitsSoftCapped", "NormGradientAsIfConstant", "NotScaledAtAll",
 }  # fmt: skip
@@ -44,7 +44,7 @@ MISNAMED = {
 def test_a_planted_bug_is_found_and_named(bug, precision):
     verdict = judged(bug, precision)
     if bug.invisible:
-        assert verdict.word == "same"  # or it is not invisible any more
+        assert verdict.word == "same"  # else the bug is not invisible any more
     else:
         assert verdict.word == "differs", verdict.because
         assert (verdict.cause == bug.cause) == (bug.name not in MISNAMED), verdict.because

@@ -1,4 +1,4 @@
-"""The tables of real bugs are of their entrants, and the verdict has not become worse since they were kept."""
+"""The tables of real bugs have all entrants, and the verdict has not become worse since the tables were kept."""
 
 import pytest
 import real_bug_tables
@@ -14,11 +14,11 @@ ALL = [bug for bugs in DRAWS.values() for bug in bugs]
 QUICK = ("tabm#20", "Lightning#101")
 
 
-CLOSE = 1.5  # times a limit: what is nearer may be on its other side on another CPU
+CLOSE = 1.5  # times a limit: a nearer value may be on the other side of the limit on another CPU
 
 
 def flagged(bug):
-    """Returns whether a table that is kept says that the verdict flags a bug."""
+    """Returns whether a kept table says that the verdict flags a bug."""
     rows = [rows[bug.id] for rows in ROWS.values() if bug.id in rows]
     return any(row["flagged"] == "yes" and float(row["worst"]) > CLOSE for row in rows)
 

@@ -30,5 +30,5 @@ def test_right_backends_are_the_same_on_a_network_of_trees_and_halved_gradients_
     right = judge_run(examined("mw", BACKENDS["master_weights"], task, data, precision, steps=4), beside)
     assert right.word == "same", f"{right}: {right.because}"
     wrong = judge_run(examined("halved", HalvesGradients, task, data, precision, steps=4), beside)
-    # Half of a step of two micro-batches is also what one of them makes.
+    # In a step of two micro-batches one of them alone makes half of the gradients, too.
     assert str(wrong) == f"differs: {'gradient scaled' if accumulate == 1 else 'accumulation'}"

@@ -18,7 +18,7 @@ HIDDEN = {
     Pinn: "the network asks for a gradient at",
 }
 
-# A network that keeps a state, one that differentiates itself, one that casts its numbers, and one that draws.
+# Networks that keep a state, differentiate themselves, cast their numbers, and draw random numbers.
 FEW = [Queue, Pinn, Numbers, Vae]
 
 
@@ -49,7 +49,7 @@ def test_each_may_be_trained(make):
 
 
 def test_a_replay_that_stops_costs_neither_the_update_nor_the_step(monkeypatch):
-    """Timed steps are compared with those of the trained backend: one that had left out a step would be accused."""
+    """Timed steps are compared with steps of the trained backend. If it had left out a step, they would be accused."""
 
     def stops(*_):
         raise ArithmeticError("no replay")

@@ -1,4 +1,4 @@
-"""Noise in the gradients of a backend, which is smaller than the roundings that it may have."""
+"""Noise in the gradients of a backend. The noise is smaller than the roundings that are allowed."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ DATA = dataset_of(TASK)
 
 
 class Noisy(Amp):
-    """Adds noise to its gradients, of a hundredth of a rounding to bf16."""
+    """Adds noise to its gradients: a hundredth of a rounding to bf16."""
 
     def noise(self, like):
         return torch.randn(like.shape)

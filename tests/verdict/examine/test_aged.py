@@ -28,7 +28,7 @@ def test_the_loss_scale_grows_and_gradients_and_the_update_are_right(name, optim
     (step,) = aged.drive.steps
     assert aged.grows
     assert aged.drive.next_scale.loss_scale == aged.drive.next_scale.should_scale == 2 * step.loss_scale
-    # Those of a new backend at the same weights and scale, bit for bit.
+    # The gradients of a new backend at the same weights and scale, bit for bit.
     assert {name: e.error for name, e in aged.drive.gradients.items()} == dict.fromkeys(findings.first.gradients, 0.0)
     (update,) = aged.drive.updates
     assert all(e.excess <= 1 for e in update.values())

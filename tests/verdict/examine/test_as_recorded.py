@@ -1,4 +1,4 @@
-"""The answers that a replayed layer gets as the recorded one did: its choices, and the limits of its format."""
+"""The answers that a replayed layer gets as the recorded layer did: its choices, and the limits of its format."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ ROW = torch.tensor([[1.0, 3.0, 3.001, float("-inf"), -2.0]], dtype=torch.float64
     [
         ([[1, 2]], [[1, 2]]),  # bf16 does not tell the two apart
         ([[1, 4]], [[2, 1]]),  # a choice that no rounding makes
-        ([[2, 3]], [[2, 1]]),  # one that was masked
+        ([[2, 3]], [[2, 1]]),  # a number that was masked
         ([[2, 0]], [[2, 1]]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Weights that are declared to be rounded at random, and are or are not."""
+"""Weights that are declared to be rounded at random. Some are, and some are not."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ TASK = make_task(in_features=30, hidden=[24], samples=32 * 12, momentum=0.9)
 
 
 class AtRandom(Bf16Weights):
-    """SGD of bf16 weights that rounds the new ones at random."""
+    """SGD of bf16 weights that rounds the new weights at random."""
 
     rounded = staticmethod(stochastically_rounded)
 
@@ -57,7 +57,7 @@ def test_rounding_in_another_way_is_no_rounding_at_random(backend):
 def test_the_farther_neighbours_are_counted_by_the_gaps_of_bf16():
     exact = torch.tensor([1.0, 1 + 2**-9, -(1 + 2**-9), 4 + 2**-7, 1 + 2**-8], dtype=torch.float64)
     new = torch.tensor([1.0, 1 + 2**-7, -1.0, 4 + 2**-5, 1.0], dtype=torch.float64)
-    assert far_from(exact, new) == (2, 0.75)  # a quarter of a gap away, three times; one is halfway
+    assert far_from(exact, new) == (2, 0.75)  # three are a quarter of a gap away, and one is halfway
 
 
 def test_rounding_at_random_goes_as_far_as_it_should():

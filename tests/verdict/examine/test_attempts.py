@@ -1,4 +1,4 @@
-"""Passes that stop with an error, and what stands of the others."""
+"""Passes that stop with an error: what other passes found stands."""
 
 import json
 from dataclasses import replace

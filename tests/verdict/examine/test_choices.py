@@ -28,7 +28,7 @@ class Chooses(nn.Module):
 
 
 def choices_of(function, step):
-    """Returns the choices that a network notes which calls a function between its layers."""
+    """Returns the choices that are noted of a network that calls a function between its layers."""
     net = Chooses(function)
     with recorded(net) as record:
         net(step)
@@ -36,7 +36,7 @@ def choices_of(function, step):
 
 
 def again(function, step, replay, aside=False):
-    """Returns what a function of the replay's numbers returns with the choices that it made of the step's."""
+    """Returns the result of a function of the replay's numbers, with the choices that it made of the step's numbers."""
     choosing = Choosing()
     within = choosing.aside() if aside else nullcontext()
     with choosing.of(choices_of(function, step), NEAR), Fed({}, choosing=choosing), within:

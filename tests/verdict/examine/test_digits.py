@@ -17,7 +17,7 @@ PRECISIONS = pytest.mark.parametrize("precision", U)
 
 
 class Norm(nn.Module):
-    """A norm of one's own, which squares what it is given."""
+    """A norm of the user's own, which squares its input."""
 
     def __init__(self, width):
         super().__init__()
@@ -94,7 +94,7 @@ def digits_of(make, precision):
 @PRECISIONS
 def test_a_right_mlp_loses_less_than_a_digit_anywhere(precision):
     digits = digits_of(mlp, precision)
-    assert list(digits) == ["1", "3", "4", "5"]  # the others select numbers
+    assert list(digits) == ["1", "3", "4", "5"]  # the other layers select numbers
     assert [each.kind for each in digits.values()] == ["Linear", "LayerNorm", "GELU", "Linear"]
     for each in digits.values():
         assert 0.2 * U[precision] < each.output < 2 * U[precision]

@@ -1,4 +1,4 @@
-"""Errors of gradients and of updates beside the exact ones."""
+"""Errors of gradients and of updates compared with the exact ones."""
 
 import math
 
@@ -41,7 +41,7 @@ def test_fp32_updates_are_within_their_roundings_and_16_bit_ones_are_not(momentu
         module.grad = g.clone()
         optimizer.step()
         e = update_errors(fp32, change(before, module.detach(), g, 1e-3), torch.bfloat16)["w"]
-        assert 0.5 < e.excess <= 1  # the bound is met, and hardly larger than it must be
+        assert 0.5 < e.excess <= 1  # the update is within the bound, and the bound is hardly too wide
         assert e.slope == pytest.approx(1, abs=1e-4)
         assert e.lost == e.lost_in_fp32 == 0
         assert e.short < 0.01

@@ -21,5 +21,5 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path):
         assert meter.rss_bytes() - before < 2 * 32 * MB
     assert meter.rss_bytes() - before < 16 * MB
     assert sums == {str(number): 4.0 * MB * number for number in range(4)}
-    assert mapped["3"][0] == 3  # it is read again
+    assert mapped["3"][0] == 3  # the tensor is read again
     assert len(mapped) == 4

@@ -30,7 +30,7 @@ def test_a_right_backend_updates_within_fp32_and_equals_a_new_one_from_its_weigh
     findings, first = run.findings, run.findings.first
     assert findings.loss_scale is None
     assert [s.skipped for s in first.steps] == [False] * 3
-    assert len(first.updates) == 3  # the second one shows the momentum
+    assert len(first.updates) == 3  # the second update shows the momentum
     assert all(e.excess <= 1 for update in first.updates for e in update.values())
     assert first.finite.effective_precision == precision
     for e in findings.last.gradients.values():

@@ -47,7 +47,7 @@ class Branches(nn.Module):
 
         def forward(self, x):
             y = x @ self.weight
-            return y, y.tanh()  # the second is made of the first
+            return y, y.tanh()  # the second result is made of the first
 
     class Positions(nn.Module):
         @torch.no_grad()
@@ -166,7 +166,7 @@ class Averaged(nn.Module):
 
 
 class Hooked(nn.Module):
-    """A layer on which its author put a hook, and a list that a hook of another one writes into."""
+    """A layer on which its author put a hook, and a list that a hook of another layer writes into."""
 
     def __init__(self, hook):
         super().__init__()
@@ -193,7 +193,7 @@ OWN_HOOKS = {
 
 
 class Hyper(nn.Module):
-    """A layer whose weights another one computes."""
+    """A layer whose weights another layer computes."""
 
     def __init__(self):
         super().__init__()
@@ -207,8 +207,8 @@ class Hyper(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each row goes to two of four experts, whose probabilities are nearly equal: a rounding of these sends rows to
-    others."""
+    """Each row goes to two of four experts, whose probabilities are nearly equal. A rounding of these sends rows to
+    other experts."""
 
     def __init__(self, near):
         super().__init__()
@@ -248,8 +248,8 @@ def marks_of(network, precision="bf16"):
 
 
 def cases():
-    """Yields each network in each precision: all are quick in bf16. The first one, and the one that has no bf16 on some
-    CPUs, are quick in fp32, too."""
+    """Yields each network in each precision. All networks are quick in bf16. The first network, and the network that
+    has no bf16 on some CPUs, are quick in fp32, too."""
     for network in NETWORKS:
         for precision in (*network.precisions, "fp32"):
             quick = precision == "bf16" or (precision == "fp32" and network.name in (NETWORKS[0].name, "lstm"))
@@ -267,7 +267,7 @@ def backend_of(precision):
 
 @pytest.mark.parametrize("precision", BOTH)
 def test_work_on_inputs_of_16_bits_is_rounded(precision):
-    """The batch of ``master_weights`` has 16 bits, and so has all that is made of it. That of autocast is fp32."""
+    """The batch of ``master_weights`` has 16 bits, and so has all that is made of it. The batch of autocast is fp32."""
     network = Network("normalized", "here", Normalized, gray, BOTH)
     run, amp = (layers_of(subject_of(network, precision, BACKENDS[name]), name) for name in ("master_weights", "amp"))
     checks = list(layer_checks(Case(run, replace(amp, findings=replace(amp.findings, replays={})))))
@@ -329,12 +329,12 @@ def test_a_right_step_is_within_its_roundings_everywhere(network, precision):
     found = run.findings.replays["first"]
     names = {at.partition(" ")[2] for at in found.places}
     called = {n for n, m in network.make().named_modules() if n and not any(True for _ in m.children())}
-    assert called - names <= {"same"}  # what hands its input on as it is, is no layer
+    assert called - names <= {"same"}  # a module that hands on its input as it is, is no layer
     assert found.gradients.keys() == dict(network.make().named_parameters()).keys()
     case = Case(run, replace(run, name="reference"))
     checks = list(layer_checks(case))
     assert len(checks) > len(found.gradients)
-    # Compared with itself a run is at half of its limit at most; here it is held to roundings alone.
+    # Compared with itself a run is at half of its limit at most. So roundings alone are the limit here.
     alone = replace(run, name="none", findings=replace(run.findings, replays={}))
     assert doubt(run) == ""
     if network.name != "cnn" and precision != "fp32":  # how a convolution sums its terms depends on the CPU
@@ -384,12 +384,12 @@ def test_a_replay_that_sends_rows_to_other_experts_is_no_sample(monkeypatch):
     run = layers_of(subject_of(Network("experts", "here", lambda: Experts(0.2), gray, BOTH), "bf16", Amp), "run")
     assert "other" in paths
     assert paths[0] == paths[-1] == "own"
-    assert paths.count("own") == 6  # the exact one, four samples, and that of the sizes of terms
+    assert paths.count("own") == 6  # the exact replay, four samples, and the replay for the sizes of terms
     assert doubt(run) == ""
 
 
 def test_more_samples_are_all_of_them_though_some_would_do(monkeypatch):
-    """A number of samples that ends where the roundings look small makes them too small."""
+    """Sampling that stops as soon as the roundings look small would make them too small."""
     looked = iter([True, False, False])
     monkeypatch.setattr(Errors, "blind", lambda _: next(looked))
     run = layers_of(subject_of(NETWORKS[0], "bf16", Amp), "run")
@@ -423,7 +423,7 @@ def test_sums_of_convolutions_in_16_bits_are_among_their_roundings():
 def test_masks_are_fed_to_the_replay():
     run = layers_of(subject_of(NETWORKS[0], "bf16", Amp), "run")
     place = run.findings.replays["first"].places["output dropout"]
-    assert place.error <= 2.0**-8 * place.norm  # with another mask it were as large as the output
+    assert place.error <= 2.0**-8 * place.norm  # with another mask the error would be as large as the output
 
 
 def test_layers_that_need_no_gradient_round_what_they_store():
@@ -438,7 +438,7 @@ def test_layers_that_need_no_gradient_round_what_they_store():
 
 
 class Faint(nn.Module):
-    """Positions that no layer owns, whose gradients are the last digit of fp16 at a loss scale of 65536."""
+    """Positions that no layer owns. Their gradients are the last digit of fp16 at a loss scale of 65536."""
 
     def __init__(self):
         super().__init__()
@@ -503,7 +503,7 @@ def test_a_gradient_that_cancels_is_seen_where_its_terms_were_recorded():
 
 
 def test_roundings_of_a_kernel_are_known_where_a_part_of_it_is_used(monkeypatch):
-    # As on a CPU with kernels for 16 bits. Without them a convolution is summed in 16 bits, which rounds more.
+    # As on a CPU with kernels for 16 bits. Without such kernels a convolution is summed in 16 bits, which rounds more.
     monkeypatch.setattr(Replay, "convolves_in", staticmethod(lambda storage, device: torch.float32))
     wide = nn.Sequential(nn.Flatten(), nn.Linear(784, 96), nn.Unflatten(1, (96, 1, 1)), nn.Conv2d(96, 96, 3, padding=1))
     network = Network("one pixel", "here", lambda: nn.Sequential(*wide, nn.Flatten(), nn.Linear(96, 10)), gray)
@@ -529,7 +529,7 @@ def test_no_gradients_are_lost_behind_layers_that_detach():
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_work_between_layers_that_is_computed_again_is_rounded_as_it_was(reentrant, monkeypatch):
-    """Else a layer would be called with other numbers the second time, and roundings at it be taken for 0."""
+    """Else a layer would be called with other numbers the second time, and its roundings would be taken for 0."""
     monkeypatch.setattr(KnownLayers, "keep", lambda *_: None)  # the layers of a checkpoint are computed again
 
     class Again(nn.Module):
@@ -555,7 +555,7 @@ def test_work_between_layers_that_is_computed_again_is_rounded_as_it_was(reentra
 
 
 def test_a_layer_is_known_that_is_called_again_with_other_last_digits():
-    """A product may have other last digits where its operands lie elsewhere in memory. So may what is rounded of it."""
+    """A product may have other last digits if its operands lie elsewhere in memory. So may its rounded result."""
 
     class Elsewhere(nn.Module):
         def __init__(self):
@@ -584,7 +584,7 @@ class AddsInPlace(nn.Module):
 
 
 def test_a_replay_is_freed_when_it_is_over():
-    """It would hold float64 copies of parameters until somebody looks for cycles of objects."""
+    """Otherwise it would hold float64 copies of parameters until the next search for cycles of objects."""
     network, x, y = nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 3)), torch.randn(6, 8), torch.arange(6) % 3
     with recorded(network) as record:
         F.cross_entropy(network(x), y).backward()
@@ -678,7 +678,7 @@ def test_a_result_that_somebody_else_reads_stays(dtype):
 
 def test_numbers_that_are_all_rounded_one_way_have_no_factor():
     exact = torch.tensor([0.3, -0.3, 0.3, -0.3], dtype=torch.float64)
-    rounded = exact.bfloat16()  # each is 0.1 % too large
+    rounded = exact.bfloat16()  # each number is 0.1 % too large
     assert factor_of([rounded], [exact], [1.0]) == 1.0
     assert factor_of([rounded], [exact], [2.0, 1.0]) == 1.0
     assert factor_of([rounded.float()], [exact], [1.0]) == pytest.approx(float(rounded[0]) / 0.3)

@@ -31,7 +31,7 @@ def test_activations_are_counted_by_layer():
     # Relu keeps its result. The loss keeps the logarithms, a weight of all labels, and the labels.
     assert made.between == 4 * ROWS * (WIDTH + OUT) + 4 + 8 * ROWS
     assert made.columns == 0
-    # The input has fewer numbers than are kept of a tensor; so have all others.
+    # The input has fewer numbers than are kept of a tensor. So have all other tensors.
     assert made.points == 2 * ROWS * (IN + WIDTH + 2 * WIDTH + WIDTH + OUT)
 
 

@@ -1,4 +1,4 @@
-"""Parameters without a gradient in a step: who they are, and whether they moved."""
+"""Parameters without a gradient in a step: their names, and whether they moved."""
 
 from dataclasses import replace
 from functools import partial
@@ -45,8 +45,8 @@ def test_a_gradient_that_is_missing_or_0_for_no_reason_is_none():
     weights = {name: p.detach() for name, p in network.named_parameters()}
     grads = gradients(network, batches)
     assert idle(network, cross_entropy, batches, grads, weights) == HEADS[1] | HEADS[2]
-    grads["heads.1.bias"] = torch.zeros(3)  # the loss does not depend on it
-    grads["norm.bias"] = torch.zeros(6)  # the loss does
+    grads["heads.1.bias"] = torch.zeros(3)  # the loss does not depend on this bias
+    grads["norm.bias"] = torch.zeros(6)  # the loss depends on this one
     assert idle(network, cross_entropy, batches, grads, weights) == HEADS[1] | HEADS[2]
     assert idle(network, cross_entropy, batches, {}, weights) == set()  # nothing is shown, and nothing known
     after = {**weights, "heads.2.bias": weights["heads.2.bias"] + 1}
@@ -63,7 +63,7 @@ def test_backends_leave_an_unused_branch_alone(name, optimizer):
     assert [set(tensors) for tensors in first.idle] == [HEADS[1], HEADS[0], HEADS[1], HEADS[0]]
     assert not any(tensors[name] for tensors in first.idle for name in tensors)
     assert all(e.excess <= 1 for update in first.updates for e in update.values())
-    counts = findings.aged.counts  # the branch of the aged step counts on, and the other does not
+    counts = findings.aged.counts  # the branch of the aged step counts on, and the other branch does not
     assert {name: c.count - UPDATES for name, c in counts.items() if "heads" in name} == {
         name: float("heads.0" in name) for head in HEADS[:2] for name in head
     }

@@ -1,4 +1,4 @@
-"""A norm whose gradient torch's own kernel sums in 16 bits: that is right, so is an exact one, and nothing else is."""
+"""A norm whose gradient torch's own kernel sums in 16 bits. This gradient is right, and so is the exact gradient."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_what_torchs_own_kernel_makes_is_known_bit_by_bit(amp):
     layers = amp.findings.replays["first"]
     assert layers.gradients["norm.bias"].error > 5 * K * layers.rounding["norm.bias"].error
     assert layers.of_kernels["norm.bias"].error == 0
-    assert set(layers.of_kernels) <= {"norm.weight", "norm.bias"}  # the others are right
+    assert set(layers.of_kernels) <= {"norm.weight", "norm.bias"}  # the other layers are right
 
 
 def test_a_reference_that_is_off_by_its_kernel_is_said_to_be_and_hides_nothing(amp):

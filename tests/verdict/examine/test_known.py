@@ -51,7 +51,7 @@ def known(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(forced_step, "KnownLayers", make)
-    # As on a CPU with kernels for 16 bits. Without them convolutions are computed, whose sums round.
+    # As on a CPU with kernels for 16 bits. Without such kernels convolutions are computed, because their sums round.
     monkeypatch.setattr(Replay, "convolves_in", staticmethod(lambda storage, device: torch.float32))
     return made
 

@@ -1,4 +1,4 @@
-"""Updates of a right optimizer beside those of known mistakes."""
+"""Updates of a right optimizer compared with the updates of known mistakes."""
 
 from dataclasses import replace
 
@@ -29,4 +29,4 @@ def test_a_right_optimizer_makes_no_known_mistake_and_each_mistake_has_a_cause()
         wrong = [replace(update, after={"w": 2 * update.after["w"] - update.before["w"]}) for update in updates]
         found = known_mistakes(task, wrong, torch.bfloat16)
         assert {mistake.cause for mistake in found.values()} >= {"schedule", "clip", "gradient scaled", "weight decay"}
-        assert min(mistake.excess for mistake in found.values()) > 1  # updating twice is none of them
+        assert min(mistake.excess for mistake in found.values()) > 1  # updating twice is no known mistake

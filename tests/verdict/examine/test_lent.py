@@ -1,4 +1,4 @@
-"""A function that a backend replaces in torch changes its replays, too; an exact step made before the backend tells."""
+"""A function of torch that a backend replaces changes its replays, too. An exact step from before the backend tells."""
 
 from types import SimpleNamespace
 

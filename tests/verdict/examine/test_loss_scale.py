@@ -1,4 +1,4 @@
-"""The loss scale of a run beside the one that its policy gives."""
+"""The loss scale of a run compared with its policy's."""
 
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.verdict.examine.loss_scale import first_wrong_scale

@@ -1,4 +1,4 @@
-"""Whether a backend draws the masks of the oracle, and what is said of one that draws others."""
+"""The masks of a backend: the oracle's masks, or others, of which the verdict says what it can."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from mpcompare.verdict.judge.masks import Masks
 
 
 class OtherMasks(Amp):
-    """``amp`` that draws a number before its network does, so that all masks are others, and right ones."""
+    """``amp`` that draws a number before its network does, so that it has other masks, which are right, too."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         torch.rand(())
@@ -57,7 +57,7 @@ def test_a_backend_with_masks_of_its_own_is_not_accused_and_what_was_not_checked
     ]
     assert {c.kind for c in verdict.checks} >= {"masks", "optimizer", "later steps", "resume"}
     assert not {c.kind for c in verdict.checks} & {"gradients", "run"}
-    # As the reference, it is no measure of gradients either. The replay of amp has the masks of amp.
+    # As the reference, this run is no measure of gradients either. The replay of amp has the masks of amp.
     amp_beside_it = judge_run(amp, replace(run, findings=replace(run.findings, noise=amp.findings.noise)))
     assert amp_beside_it.word == "same", amp_beside_it.because
     assert "training (it draws other random numbers, such as masks of dropout)" in amp_beside_it.unchecked

@@ -29,7 +29,7 @@ def test_the_step_lies_between_the_peak_and_the_end():
     assert middle(Cosine(12), 0, 12) == 7
     assert middle(Cosine(12, 8), 0, 12) == 10  # the warm-up ends at the eighth update, whose number is 7
     assert middle(Warmup(4), 0, 12) == 8
-    assert middle(Cosine(12), 8, 12) == 11  # of a run that resumed
+    assert middle(Cosine(12), 8, 12) == 11  # in a run that resumed
     assert middle(Cosine(1), 0, 1) == 1
 
 

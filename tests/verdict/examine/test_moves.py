@@ -10,7 +10,7 @@ from mpcompare.verdict.examine.moves import Digest
 
 
 class Weights:
-    """Weights without a backend, the second tensor of which lies column by column."""
+    """Weights without a backend. The second tensor lies column by column."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)

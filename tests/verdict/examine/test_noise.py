@@ -35,7 +35,7 @@ def test_noise_runs_are_the_same_function_and_not_the_same_roundings():
     for start in starts:
         for name, p in start.items():
             change = ((p - initial[name]) / initial[name]).abs()
-            assert u / 2 < change.max() <= u * (1 + 2.0**-10)  # less than it is rounded; other numbers all the same
+            assert u / 2 < change.max() <= u * (1 + 2.0**-10)  # less than a rounding, but other numbers
     assert not torch.equal(starts[0]["layer1.weight"], starts[1]["layer1.weight"])
     assert order_is_free(model, TASK.loss_fn, *batch)
     weights = torch.arange(16)

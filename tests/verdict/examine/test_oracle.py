@@ -34,7 +34,7 @@ def subject_of(task, precision, batch, policy=None):
 
 
 def test_the_oracle_starts_from_the_numbers_that_the_precision_has():
-    """Beside it errors are a few roundings; beside unrounded weights and inputs they are several times as large."""
+    """Compared with it errors are a few roundings. Compared with unrounded operands they are several times as large."""
     batch = make_batch(TASK, CPU)
     _, grads = step_to_gradients(make_backend("scratch", TASK, "bf16", CPU), *batch)
     subject = subject_of(TASK, "bf16", batch)
@@ -99,7 +99,7 @@ SHAPE = (len(ALPHABET), 8, 16, 2, 2)
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_the_oracle_goes_through_checkpoints_of_both_ways(reentrant):
-    """Gradients, loss noise, layers and the state of the generators are those of the network without checkpoints."""
+    """Gradients, loss noise, layers and the state of the generators are as in the network without checkpoints."""
     generator = torch.Generator().manual_seed(0)
     batches = [tuple(torch.randint(len(ALPHABET), (4, 8), generator=generator) for _ in "xy") for _ in range(2)]
     steps = []

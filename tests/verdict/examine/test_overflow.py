@@ -21,12 +21,12 @@ def test_an_overflow_is_skipped_and_what_follows_is_right():
     assert [s.skipped for s in steps] == [True, False, False, False, True, False]
     assert [s.moved for s in steps] == [False, True, True, True, False, True]
     scale = steps[0].loss_scale
-    # Backs off by 2^-8, grows after two good steps, backs off after the infinite input.
+    # The scale backs off by 2^-8, grows after two good steps, and backs off after the infinite input.
     assert [s.loss_scale / scale for s in steps] == [1, 2**-8, 2**-8, 2**-7, 2**-7, 2**-15]
     assert run.findings.overflow.next_scale.loss_scale == scale * 2**-15
     assert {name: e.error for name, e in run.findings.overflow.gradients.items()} == dict.fromkeys(
         run.findings.first.gradients, 0.0
-    )  # those of a new backend at the same weights and scale, bit for bit
+    )  # the gradients of a new backend at the same weights and scale, bit for bit
 
 
 @pytest.mark.parametrize("largest", [3e-9, 0.02, 1.0, 1234.5])
@@ -50,4 +50,4 @@ def test_without_a_loss_scale_the_step_with_an_infinite_input_is_taken(name):
     assert findings.overflow is None
     (step,) = findings.infinite.steps
     assert (step.finite, step.skipped, step.should_skip, step.moved) == (False, False, False, True)
-    assert len(findings.first.steps) == 1  # it is none of theirs
+    assert len(findings.first.steps) == 1  # the step with the infinite input is not among them

@@ -1,4 +1,4 @@
-"""A step in which every number is 0, and the networks of which it tells something."""
+"""A step in which every number is 0, and the networks that such a step tests."""
 
 import math
 from dataclasses import replace
@@ -61,7 +61,7 @@ def test_an_eps_that_16_bits_do_not_hold_is_nan():
     wrong = found(EpsIn16Bits, Normed, "fp16")
     assert math.isnan(wrong.loss)
     assert not wrong.finite["norm.weight"]
-    assert not math.isnan(found(EpsIn16Bits, Normed, "bf16").loss)  # which holds 1e-12
+    assert not math.isnan(found(EpsIn16Bits, Normed, "bf16").loss)  # bf16 holds 1e-12
 
 
 def test_it_is_left_out_where_nothing_divides_or_fp32_has_no_number():

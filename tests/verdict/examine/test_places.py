@@ -1,4 +1,4 @@
-"""The errors at the places of a step, and how large roundings are there."""
+"""The errors at the places of a step, and the size of roundings there."""
 
 import pytest
 import torch
@@ -8,11 +8,11 @@ from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.places import FEW, Errors, Some
 from mpcompare.verdict.examine.forced.roundings import Roundings
 
-SHAPE = 256, 256  # more elements than tell how large roundings are
+SHAPE = 256, 256  # more elements than are looked at to find the size of roundings
 
 
 def one(at):
-    """All but one element are 0, as the gradients of a trained network that is sure of all samples but one."""
+    """Only one element is not 0, as in the gradients of a trained network that is sure of all samples but one."""
     tensor = torch.zeros(SHAPE, dtype=torch.float64)
     tensor[at] = 0.3
     return tensor
@@ -54,7 +54,7 @@ def test_roundings_are_as_large_as_those_of_the_whole_tensor(name):
 def test_a_gradient_that_overflows_where_nobody_needs_it_is_no_error():
     exact = torch.full((8,), 2.0, dtype=torch.float64)
     seen = exact.clone()
-    seen[3] = torch.inf  # a sum of parts may overflow that cancel in the exact one
+    seen[3] = torch.inf  # a sum may overflow though its parts cancel in the exact sum
     errors = Errors(1)
     errors.compare(point := Point("gradient", "layer"), seen, exact, torch.float16)
     assert errors.places[point].error == 0
@@ -67,12 +67,12 @@ def test_infinities_of_a_mask_are_equal():
     errors, point = Errors(1), Point("output", "layer")
     errors.compare(point, exact + torch.tensor([0.5, 0.0, 0.0]), exact, torch.float16)
     assert (errors.places[point].error, errors.places[point].norm) == (0.5, 5**0.5)
-    assert exact[1] == -torch.inf  # the network goes on with it
+    assert exact[1] == -torch.inf  # the network goes on with this number
 
 
 @pytest.mark.parametrize(("dtype", "share"), [(torch.float16, 0.75), (torch.float32, 0.0)])
 def test_zeros_of_exact_numbers_too_small_for_fp16_are_foreseen(dtype, share):
-    """They are too small by themselves, and roundings of the terms that cancel to them are not."""
+    """The numbers are too small for fp16, but the roundings of their terms, which cancel, are not."""
     exact = torch.tensor([1.0, 1e-29, 2e-29, -1e-29], dtype=torch.float64)
     errors, point, roundings = Errors(1), Point("parameter", "weight"), Roundings(PRECISIONS["fp16"])
     errors.compare(point, exact, exact, dtype)
@@ -82,7 +82,7 @@ def test_zeros_of_exact_numbers_too_small_for_fp16_are_foreseen(dtype, share):
 
 
 def lost(terms, precision, zeros):
-    """Returns the share of the zeros of a gradient that cancelling terms explain; one column is summed to an element,
+    """Returns the share of the zeros of a gradient that cancelling terms explain. Each element is the sum of a column,
     and all elements are ``zeros``."""
     errors, point = Errors(1), Point("parameter", "0.bias")
     exact = terms.sum(0)

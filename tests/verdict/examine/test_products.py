@@ -1,4 +1,4 @@
-"""The operands that backends show that call no module, and the forced replay of such a step."""
+"""Backends that call no module show operands of products. Their steps have a forced replay, too."""
 
 import pytest
 from support.backends import BACKENDS

@@ -1,4 +1,4 @@
-"""The state that a backend loads, beside the one that was saved."""
+"""The state of a backend after a load, compared with the saved state."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ def test_what_a_state_lost_is_listed():
         "loss_scale.scale",
         "loss_scale.growth_tracker",
     ]
-    assert lost_entries(other, state()) == ["loss_scale.scale"]  # more is no loss
+    assert lost_entries(other, state()) == ["loss_scale.scale"]  # a further entry is no loss
 
 
 class Trembling(Fp32):

@@ -23,7 +23,7 @@ from mpcompare.verdict.examine.rounding import rounding_errors
 
 @BF16_LSTM
 def test_what_one_rounding_does_is_what_amp_does():
-    """Beside the oracle, amp's gradients are as far away as one rounding of each result makes them."""
+    """Amp's gradients are as far from the oracle's as one rounding of each result makes them."""
     case = CASES["lstm"](1, "bf16")
     run = examined("amp", BACKENDS["amp"], case.task, case.dataset, "bf16", case.seed, steps=1)
     assert run.findings.rounding == {}  # the forced replay sees each layer
@@ -36,7 +36,7 @@ def test_what_one_rounding_does_is_what_amp_does():
 
 
 def test_what_cancels_is_not_0_but_for_rounding():
-    """A bias before a batch norm has the gradient 0, and rounding makes something else of it."""
+    """A bias before a batch norm has the gradient 0, and roundings make another number of it."""
     case = CASES["cnn"](1, "bf16")
     model = case.task.new_model(1, torch.device("cpu"))
     x, y = case.dataset.x_train[:16], case.dataset.y_train[:16]
@@ -45,13 +45,13 @@ def test_what_cancels_is_not_0_but_for_rounding():
     assert found["conv1.bias"].error > 1e-5
     assert all(e.dimensions >= 1 for e in found.values())
     in_fp16 = rounding_errors(model, case.task.loss_fn, [(x, y)], PRECISIONS["fp16"])
-    error, smaller = (of["output.weight"].error for of in (found, in_fp16))  # it has many dimensions and hardly varies
+    error, smaller = (of["output.weight"].error for of in (found, in_fp16))  # many dimensions: it hardly varies
     assert error / smaller == pytest.approx(8, rel=0.25)  # 2^-8 and 2^-11
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_is_computed_again_is_rounded_as_it_was(reentrant):
-    """A checkpoint computes the same numbers, so that its errors are those of the network without it."""
+    """A checkpoint computes the same numbers, so its errors are as in the network without a checkpoint."""
     generator, found = torch.Generator().manual_seed(0), []
     x, y = (torch.randint(len(ALPHABET), (4, 8), generator=generator) for _ in "xy")
     for way in (None, reentrant):
@@ -104,7 +104,7 @@ def test_a_number_is_rounded_to_nearest_on_a_stretched_grid(precision, dtype):
 
 
 def test_a_convolution_that_is_summed_in_fp16_has_gradients_with_their_loss_scale():
-    """The gradient of a mean is below fp16's smallest number without it, as a step never has it."""
+    """Without the loss scale, which every step has, the gradient of a mean is below fp16's smallest number."""
     convolution, x = nn.Conv2d(4, 4, 3), torch.randn(2, 4, 8, 8, generator=torch.manual_seed(0))
     gradient = 1e-9 * torch.randn(2, 4, 6, 6, generator=torch.manual_seed(1))
     (exact,) = torch.autograd.grad(convolution(x), convolution.weight, gradient)

@@ -68,7 +68,7 @@ class Wide(nn.Sequential):
 
 
 class Normed(nn.Sequential):
-    """Its layers are replayed in a network in which one rounding travels."""
+    """A network in which one rounding travels. Its layers are replayed."""
 
     def __init__(self):
         norms = [each for _ in range(4) for each in (nn.Linear(24, 24), nn.LayerNorm(24), nn.ReLU())]
@@ -95,7 +95,7 @@ def test_rows_in_another_order_under_dropout(backend, word, cause):
 
 
 class SumOfMeans(Amp):
-    """Computes a batch in halves, says their mean loss, and forgets to divide what it differentiates."""
+    """Computes a batch in halves, says the mean of their losses, and differentiates the sum."""
 
     DIVIDED_BY = 1
 
@@ -116,7 +116,7 @@ class MeanOfHalves(SumOfMeans):
 
 
 class MeanOfMeans(MeanOfHalves):
-    """Its parts are not halves."""
+    """Computes a batch in two parts of unequal size."""
 
     def forward(self, x, y):
         self.halves = list(zip(x.split([24, 8]), y.split([24, 8]), strict=True))

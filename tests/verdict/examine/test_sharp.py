@@ -31,7 +31,7 @@ def test_products_spread_and_every_precision_holds_the_weights():
     for name in ("blocks.0.attention.qkv", "blocks.1.up"):
         assert outputs.tensors[name].std().item() == pytest.approx(SPREAD, rel=0.15)
     assert outputs.tensors["output"].std().item() == pytest.approx(OF_LOGITS, rel=0.15)
-    assert model.norm.weight.std() > 0.1  # they were all 1
+    assert model.norm.weight.std() > 0.1  # all weights were 1
     assert model.blocks[0].up.bias.std() > 0.1
 
 
@@ -60,7 +60,7 @@ def test_a_layer_that_begins_at_0_is_drawn():
 
 
 class Router(nn.Linear):
-    """Returns more than its product, which it is given by name."""
+    """Returns more than its product, and is given its input by name."""
 
     def forward(self, rows):
         y = super().forward(rows)

@@ -1,4 +1,4 @@
-"""Operators without a float64 kernel are computed by others, and networks that have them are judged layer by layer."""
+"""Operators without a float64 kernel are computed by other operators, so their networks are judged layer by layer."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ CASTS = {
     "double": lambda t: t.double(),
     "to a format": lambda t: t.to(torch.float32),
     "to a format by name": lambda t: t.to(dtype=torch.bfloat16),
-    "to that of another": lambda t: t.to(torch.ones(1)),
+    "to the format of another": lambda t: t.to(torch.ones(1)),
     "type": lambda t: t.type(torch.float32),
     "type_as": lambda t: t.type_as(torch.ones(1)),
 }
@@ -57,7 +57,7 @@ def test_a_cast_is_a_copy_as_it_may_be_in_the_step(cast):
 
 
 class Experts(nn.Module):
-    """Two experts, each with half of the rows; it computes in fp32 between its layers, as Inkling2 does."""
+    """Two experts, each with half of the rows. The network computes in fp32 between its layers, as Inkling2 does."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +81,7 @@ def test_a_mixture_of_experts_is_seen_layer_by_layer():
 
 
 class Scattered(nn.Module):
-    """Writes rows into numbers that it makes of none, of the format that these have by default."""
+    """Makes numbers from no tensor, in the default format, and writes rows into them."""
 
     def __init__(self):
         super().__init__()

@@ -13,7 +13,7 @@ from mpcompare.verdict.judge.accumulation import MicroBatches, wrong_sum
         ([1.0, 1.01], 0.1, ""),
         ([2.0, 2.0], 0.1, "every micro-batch counts 2 times: the loss is not divided by task.accumulate"),
         ([0.5, 0.5], 0.1, "every micro-batch counts 0.5 times: divided by it twice"),
-        ([3.0, 3.0], 0.1, ""),  # gradients are scaled, and not by their number
+        ([3.0, 3.0], 0.1, ""),  # gradients are scaled, and not by the number of micro-batches
         ([0.0, 1.0], 0.1, "of 2 micro-batches only 2 counts"),
         ([0.0, 1.0], 5.0, ""),  # something else is wrong
         ([0.9, 1.1], 0.1, ""),  # rounding errors may make this

@@ -18,7 +18,7 @@ DATA = dataset_of(TASK)
 
 
 class UnscalesByTheNextScale(MasterWeights):
-    """Divides by the scale of the next step, which is another one where the scale grows."""
+    """Divides by the scale of the next step, which differs where the scale grows."""
 
     def unscale(self):
         scaled = [master.grad for master in self.masters.values()]
@@ -32,7 +32,7 @@ class UnscalesByTheNextScale(MasterWeights):
 
 
 class DoesNotGrow(MasterWeights):
-    """Never grows its loss scale again once it has grown its count of good steps far."""
+    """Never grows its loss scale again once its count of good steps is large."""
 
     def update(self):
         scale, tracker = self.scaling.scale, self.scaling.growth_tracker

@@ -1,4 +1,4 @@
-"""Running statistics after a step that is skipped: torch moves them in its forward, before anything is skipped."""
+"""Running statistics after a skipped step: torch moves them in forward, before the step is skipped."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The cause that the place of errors tells, on numbers that are made up: what is wrong, and where the most."""
+"""The cause that the place of errors tells, on made-up numbers: which gradients are wrong, and which the most."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ BF16, FP16 = 2.0**-8, 2.0**-11
 
 
 def cause(excess, zeros=None, precision="bf16", replays=()):
-    """Returns the cause of gradients that are so many times beyond their limit of 0.01, and the sentence."""
+    """Returns the cause of gradients that are ``excess`` times beyond their limit of 0.01, and the sentence."""
     layers = {
         name: Layer(name.rpartition(".")[0], "Linear" if place else "Embedding", [], name.rpartition(".")[2], place)
         for name, place in PLACES.items()
@@ -52,4 +52,4 @@ def test_zeros_are_underflow_unless_they_follow_from_another_function():
     huge = {**ALL, "output.weight": 90.0}
     assert cause(huge, zeros, "fp16")[0] == "forward pass"
     assert cause(huge, {**zeros, "output.weight": 0.1}, "fp16")[0] == "underflow"
-    assert cause(huge, zeros, "bf16")[0] == "forward pass"  # which has fp32's range
+    assert cause(huge, zeros, "bf16")[0] == "forward pass"  # bf16 has fp32's range

@@ -135,7 +135,7 @@ def test_gradients_that_roundings_move_by_far_more_show_no_precision():
     worst = max(first.gradients, key=lambda name: first.gradients[name].relative)
 
     def word(part):
-        """Returns the verdict where one rounding of each result moves that gradient by a part of itself."""
+        """Returns the verdict where one rounding of each result moves a gradient by a share of itself."""
         moved = replace(amp.findings.replays["first"].rounding[worst], error=part * first.gradients[worst].norm)
         findings = replace(amp.findings, first=like_fp16, rounding={worst: moved}, replays={})
         run = replace(amp, findings=findings)

@@ -1,4 +1,4 @@
-"""Errors of one sign: gradients that are cut off to 16 bits, beside gradients that are rounded to nearest."""
+"""Errors of one sign: gradients that are cut off to 16 bits, compared with gradients that are rounded to nearest."""
 
 from dataclasses import replace
 
@@ -84,8 +84,8 @@ def test_in_any_one_direction_roundings_are_smaller_than_in_all():
     ],
 )
 def test_a_few_zeros_of_a_tied_weight_are_two_numbers_that_cancel(precision, uses, zeros, passes):
-    """A tied weight's gradient is the sum of two 16-bit ones: in the head of a GPT-2 in bf16, 9 of 16,384 elements were
-    0, and each of them was the sum of two that were equal but for their signs."""
+    """A tied weight's gradient is the sum of two 16-bit gradients. In the head of a GPT-2 in bf16, 9 of 16,384 elements
+    were 0, and each of them was the sum of two numbers that were equal but for their signs."""
     task = make_task(in_features=128, hidden=[16], out_features=10)
     amp, run = (examined("run", BACKENDS["amp"], task, dataset_of(task), precision, steps=2) for _ in range(2))
     name, first = "layer1.weight", run.findings.replays["first"]
@@ -119,7 +119,7 @@ def test_a_reference_beyond_roundings_shows_one_draw_of_its_errors():
     assert limits[0.1] == pytest.approx(0.2 * special.fdtri(16, 16, 0.999) ** 0.5 + 0.01 * sums)
     signed = {error: signed_limit(run, each, rounding) for error, each in of.items()}
     assert signed[0.001] == signed[0.01]
-    assert signed[0.1] == pytest.approx(10 * signed[0.01], rel=0.01)  # though its slope is 1 by luck
+    assert signed[0.1] == pytest.approx(10 * signed[0.01], rel=0.01)  # though the reference's slope is 1 by luck
 
 
 def test_the_error_of_a_sum_that_cancels_is_relative_to_its_terms():

@@ -1,4 +1,4 @@
-"""Verdicts on held-out loss and accuracy, of records: nothing is trained here but the reference."""
+"""Verdicts on held-out loss and accuracy, from records: only the reference is trained here."""
 
 import math
 from dataclasses import replace
@@ -54,7 +54,7 @@ def test_a_loss_within_the_noise_is_the_same_and_one_beyond_it_is_not(amp):
 
 
 def test_an_accuracy_is_known_to_a_sample_at_most(amp):
-    """All three are 0.7: a count of 1000 is rounded by 0.29 in standard deviation, 12.9 times t."""
+    """All three accuracies are 0.7. A count of 1000 is rounded by 0.29 in standard deviation, 12.9 times t."""
     amp = with_scores(amp)
     assert verdict(amp, accuracy=0.7 - 0.012)[0].word == "same"
     judged, failed = verdict(amp, accuracy=0.7 - 0.014)

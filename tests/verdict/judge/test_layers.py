@@ -177,7 +177,7 @@ def test_a_verdict_is_not_green_where_nothing_is_seen(amp):
 
 
 def test_gradients_that_are_0_but_for_roundings_are_not_seen(amp):
-    """Their limits are those roundings, and an error as large as the gradient itself is below them."""
+    """Roundings are the limit of such gradients, and an error as large as the gradient itself is below this limit."""
     first = amp.findings.replays["first"]
     large = {n: replace(r, error=1.1 * first.gradients[n].norm) for n, r in first.rounding.items()}
     run = with_first(replace(amp, name="run"), rounding=large)
@@ -185,7 +185,7 @@ def test_gradients_that_are_0_but_for_roundings_are_not_seen(amp):
     assert (seen.vanishing, seen.unseen, seen.share) == (list(large), [], 0)
     assert judge_run(run, amp).word == "not seen"
     few = with_first(replace(amp, name="run"), rounding={**first.rounding, "2.bias": large["2.bias"]})
-    assert judge_run(few, amp).word == "same"  # as a bias before a batch norm
+    assert judge_run(few, amp).word == "same"  # as in a bias before a batch norm
     assert sight(Case(examined_of(few), examined_of(amp))).vanishing == ["2.bias"]
 
 

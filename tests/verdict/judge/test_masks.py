@@ -44,5 +44,5 @@ def test_dropout_that_is_off_or_wrong_is_found(changes, because):
 
 
 def test_masks_that_do_nothing_to_the_loss_prove_nothing():
-    """As in a network whose last layer is 0 at first."""
+    """A network whose last layer is 0 at first has such masks."""
     assert verdict_on(losses=[2.0, 2.0], exact_losses=[2.0] * 8).word == "same"

@@ -1,4 +1,4 @@
-"""An update in the middle of training is judged as others are, and names the rate."""
+"""An update in the middle of training is judged as other updates are, and the verdict names the rate."""
 
 from types import SimpleNamespace
 

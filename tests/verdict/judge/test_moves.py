@@ -1,4 +1,4 @@
-"""Verdicts on single training steps, of records: nothing is trained here but the reference."""
+"""Verdicts on single training steps, from records: only the reference is trained here."""
 
 import math
 from dataclasses import replace
@@ -28,7 +28,7 @@ def verdict(amp, skipped=None, **changed):
 
 
 def with_tensor(amp, name, **norms):
-    """Returns the findings' norms of the change of each tensor, with those of some steps (``s3=0.0``) changed."""
+    """Returns the findings' norms of the change of each tensor, with other norms in some steps (``s3=0.0``)."""
     values = list(amp.findings.moves.tensors[name])
     for step, norm in norms.items():
         values[int(step[1:]) - 1] = norm
@@ -53,7 +53,7 @@ def test_a_tensor_that_stands_still_in_one_step_is_named(amp):
 
 
 def test_updates_that_may_be_rounded_away_may_be_lost(amp):
-    """The weights are so large beside their update that fp32 rounds all of it away."""
+    """The weights are so large compared with their update that fp32 rounds all of it away."""
     weights = dict.fromkeys(amp.findings.moves.weights, 10000000.0)
     tensors = with_tensor(amp, "layer1.weight", s3=0.0)
     assert verdict(amp, tensors=tensors, weights=weights)[0].word == "same"
@@ -83,8 +83,8 @@ def test_weights_with_the_digits_of_16_bit_numbers_are_named(amp):
 
 @pytest.mark.parametrize(("reference", "most"), [(0, 34), (1, 40), (100, 337)])
 def test_two_counts_of_short_numbers_may_be_as_far_apart_as_poissons_are(amp, reference, most):
-    """With rates 2 to 1, one count is beyond ``most`` in 1e-6 of the cases in which the other is ``reference``: the
-    negative binomial distribution, summed, says so."""
+    """With rates 2 to 1, and a ``reference`` count for one of them, the other count is beyond ``most`` in 1e-6 of all
+    cases. The sum over the negative binomial distribution says so."""
     beyond = sum(math.comb(n + reference, n) * (2 / 3) ** n * (1 / 3) ** (reference + 1) for n in range(most + 1, 2000))
     assert beyond < 1e-6
     moves = replace(amp.findings.moves, short=[reference] * STEPS)

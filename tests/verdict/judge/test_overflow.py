@@ -1,4 +1,4 @@
-"""Overflows of a backend that computes its batches in parts, and of one that hides them."""
+"""Overflows of a backend that computes its batches in parts, and of a backend that hides overflows."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -50,7 +50,7 @@ def test_a_batch_in_parts_overflows_at_a_larger_scale_and_is_right(backend, poli
     assert [s.finite for s in run.overflow.steps] == [s.finite for s in amp.overflow.steps]
     if backend is InParts:
         assert run.overflow.steps[0].loss_scale > amp.overflow.steps[0].loss_scale
-        if isinstance(policy, DynamicLossScale):  # both back off to one scale
+        if isinstance(policy, DynamicLossScale):  # both scales back off to the same scale
             assert run.overflow.steps[1].loss_scale == amp.overflow.steps[1].loss_scale
     if policy == DynamicLossScale(2.0**24) and backend is InParts:
         assert run.first.first_scale > amp.first.first_scale

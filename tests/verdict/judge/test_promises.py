@@ -1,4 +1,4 @@
-"""Differences that a backend declares: kept, not kept, and more than was declared."""
+"""Differences that a backend declares: declared and kept, declared and not kept, and not declared."""
 
 from dataclasses import replace
 from functools import cache
@@ -51,7 +51,7 @@ def declared(backend, promises):
 
 
 class OwnLossScale(Amp):
-    """Whatever is asked for, the scale begins at 1024 and grows after 4 good steps."""
+    """The scale begins at 1024 and grows after 4 good steps, whatever was asked for."""
 
     def __init__(self, model, task, precision, loss_scale):
         if isinstance(loss_scale, DynamicLossScale):
@@ -104,7 +104,7 @@ class DropsTheInfiniteUpdate(Amp):
 
 
 class SaysThatItSkipped(Amp):
-    """The step is taken, whatever it says."""
+    """The step is taken, though the backend says that it skipped."""
 
     def step(self, lr):
         super().step(lr)
@@ -215,7 +215,7 @@ def test_more_than_was_declared_is_a_difference():
 
 def test_a_promise_that_nothing_can_show_is_said_to_be_unchecked():
     judged = verdict(declared(Amp, Promises(clip_norm=1e9)))
-    assert str(judged) == "differs: clip"  # it says no norm
+    assert str(judged) == "differs: clip"  # the backend says no norm
     judged = verdict(declared(type("ClipsToALargeNorm", (ClipsByDefault,), {"to": 1e9}), Promises(clip_norm=1e9)))
     assert str(judged) == "same"
     assert judged.unchecked == ["declared, and nothing shows it: clips to a norm of 1e+09"]

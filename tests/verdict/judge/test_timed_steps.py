@@ -71,8 +71,8 @@ def test_a_block_whose_weights_did_not_wait_for_the_clock_is_found(run):
 
 
 def clocked(run, own_ms, seen_ms, late_ms=0.0, messages_ms=0.0, compared=1):
-    """Returns the checks of blocks of one step that took so long by the two clocks. The race heard so late of their
-    beginning, and the entrant says that messages took so long."""
+    """Returns the checks of blocks of one step that took ``own_ms`` and ``seen_ms`` by the two clocks. The race heard
+    of their beginning ``late_ms`` later, and the entrant says that messages took ``messages_ms``."""
     own_ms = [own_ms] * 8 if isinstance(own_ms, float) else own_ms
     rows = [
         {
@@ -100,7 +100,7 @@ def test_the_clock_of_a_process_is_held_against_that_of_the_race(run):
 
 
 def test_messages_that_come_late_accuse_no_clock(run):
-    """Of a full machine: the race heard 70 ms late that a block began, or 30 ms late that it was over."""
+    """On a full machine the race heard 70 ms late that a block began, or 30 ms late that it was over."""
     for late in ({"seen_ms": 30.0, "late_ms": 70.0}, {"seen_ms": 130.0, "messages_ms": 30.0}):
         check = clocked(run, own_ms=100.0, **late)["clock of timed blocks"]
         assert check.passed

@@ -1,4 +1,4 @@
-"""Verdicts on the update after training, of records: nothing is trained here."""
+"""Verdicts on the update after training, from records: nothing is trained here."""
 
 from dataclasses import replace
 

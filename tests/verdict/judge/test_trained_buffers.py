@@ -1,4 +1,4 @@
-"""Verdicts on buffers after training, of records: nothing is trained here but the reference."""
+"""Verdicts on buffers after training, from records: only the reference is trained here."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def verdict(amp, **changed):
 
 
 def changed(amp, name, **fields):
-    """Returns the findings' buffers with fields of one of them changed."""
+    """Returns the findings' buffers with other fields in one buffer."""
     return {**amp.findings.buffers, name: replace(amp.findings.buffers[name], **fields)}
 
 
@@ -115,7 +115,7 @@ def test_what_holds_inf_is_wrong_in_the_reference_too(amp):
 
 
 class MeanOfInputs(nn.Module):
-    """Keeps the mean of its inputs, whatever the precision is in which they arrive."""
+    """Keeps the mean of its inputs, in whatever precision they arrive."""
 
     def __init__(self):
         super().__init__()

@@ -2,15 +2,15 @@
 
     python tests/watch/drawn.py       writes docs/watch/drawn.csv
 
-The bugs are those of the kept tables in ``docs/real_bugs``. A bug is left out only if a plain training loop cannot have
+The bugs come from the kept tables in ``docs/real_bugs``. A bug is left out only if a plain training loop cannot have
 it, whether a watcher would see it or not:
 
 * *checkpoint*: it is made when a run is resumed, and no checkpoint is loaded within watched steps.
-* *layer*: it is the formula or the kernel of one layer of the network. A loop only calls that.
+* *layer*: it is in the formula or the kernel of one layer of the network. A loop only calls the layer.
 * *twice*: the same rule has another entry.
 * *right*: the entrant is no bug.
 
-The others are sorted by the SHA-256 of ``SALT`` and their id, and the first 30 are drawn.
+The other bugs are sorted by the SHA-256 of ``SALT`` and their id, and the first 30 are drawn.
 """
 
 import csv
@@ -60,7 +60,7 @@ Row = dict[str, str]
 
 
 def kept() -> list[Row]:
-    """Returns the rows of all draws of real bugs, those that are right among them."""
+    """Returns the rows of all draws of real bugs, with the entrants that are right."""
     rows = []
     for table in TABLES:
         with (ROOT / "docs" / "real_bugs" / f"{table}.csv").open(newline="") as file:
@@ -69,7 +69,7 @@ def kept() -> list[Row]:
 
 
 def why_left_out(row: Row) -> str:
-    """Returns the reason for which a loop cannot have the bug, and an empty text if it can."""
+    """Returns the reason why a loop cannot have the bug, and an empty text if it can."""
     return BUGS_LEFT_OUT.get(row["id"], THEMES_LEFT_OUT.get(row["theme"], ""))
 
 

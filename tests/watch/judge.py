@@ -4,20 +4,20 @@
     python tests/watch/judge.py bits                   whether they train to the same bits under the watch
     python tests/watch/judge.py bugs                   the drawn bugs
     python tests/watch/judge.py second                 the second draw of bugs, each with its right twin
-    python tests/watch/judge.py third                  the third one, so too
-    python tests/watch/judge.py controls               loops in the form of bugs, and without them
+    python tests/watch/judge.py third                  the third draw, likewise
+    python tests/watch/judge.py controls               loops in the form of bugs, but without bugs
     python tests/watch/judge.py random --number 300    random loops that are right
     python tests/watch/judge.py bugs --csv FILE        also writes the table into FILE, which must not be there yet
-    python tests/watch/judge.py bugs --only vsepp#4    one of them, with all that the watch says
+    python tests/watch/judge.py bugs --only vsepp#4    one bug, with all that the watch says
 
-A bug is flagged if the watch has a defect, and has a fair name if the first defect's cause is one that was written down
-for it before. ``expected`` says whether it is refused with what the user of the loop meant, its precision and the norm
-of clipping. In the second and third draw ``refused`` holds the facts alone that are not what the user meant. A loop
-that is right must have no defect, and its state after 20 watched updates must be that after 20 unwatched ones, bit for
-bit. The exit code is 1 if a right loop is accused or changed, and 0 whatever happens to bugs.
+A bug is flagged if the watch has a defect. It has a fair name if the first defect's cause is one of the names that were
+written down before. ``expected`` says whether the loop is refused with what its user meant: its precision and the norm
+of clipping. In the second and third draw ``refused`` holds only the facts that are not what the user meant. A loop that
+is right must have no defect, and it must have the same state, bit for bit, after 20 watched and after 20 unwatched
+updates. The exit code is 1 if a right loop is accused or changed, and 0 whatever happens to bugs.
 """
 
-# ruff: noqa: E402 (a script in a folder of tests finds the others by the path that it sets first)
+# ruff: noqa: E402 (a script in a folder of tests finds its imports by the path that it sets first)
 
 import argparse
 import csv
@@ -63,7 +63,7 @@ def state_of(loop: Loop) -> list[Tensor]:
 
 
 def changed_bits(make: Callable[[], Loop], updates: int = BITS_AFTER) -> int:
-    """Returns how many tensors of a loop's state are others after watched updates than after unwatched ones."""
+    """Returns how many tensors of a loop's state differ between watched and unwatched updates."""
     plain = make()
     plain.train(updates)
     watched = make()
@@ -93,7 +93,7 @@ def row_of_loop(name: str, precision: str, computes: str | None, result: Judged)
 
 
 def loops(only: str) -> Iterator[tuple[Row, bool, str]]:
-    """Yields a row for each right loop and precision, whether it is as it should be, and what the watch printed."""
+    """Yields a row for each right loop and precision, whether the row is right, and what the watch printed."""
     for loop, precision in cases(only):
         result = judged(loop(precision), loop.meant(precision))
         row = row_of_loop(loop.name, precision, loop.computes, result)
@@ -101,7 +101,7 @@ def loops(only: str) -> Iterator[tuple[Row, bool, str]]:
 
 
 def bits(only: str) -> Iterator[tuple[Row, bool, str]]:
-    """Yields how many tensors of each right loop's state are changed by the watch; there is nothing to print."""
+    """Yields how many tensors of each right loop's state the watch changes. There is nothing to print."""
     for loop, precision in cases(only):
         try:
             changed: Any = changed_bits(lambda loop=loop, precision=precision: loop(precision))  # type: ignore[misc]
@@ -119,7 +119,7 @@ def cases(only: str) -> Iterator[tuple[type[Loop], str]]:
 
 
 def controls(only: str) -> Iterator[tuple[Row, bool, str]]:
-    """Yields the same for the loops in the form of bugs, whose bits are not compared."""
+    """Yields the rows of ``loops`` for the loops in the form of bugs, whose bits are not compared."""
     for loop, precision, after in CONTROLS:
         if not only or only == loop.__name__:
             result = judged(loop(precision), loop.meant(precision), after)
@@ -128,7 +128,7 @@ def controls(only: str) -> Iterator[tuple[Row, bool, str]]:
 
 
 def random_loops(number: int, only: str) -> Iterator[tuple[Row, bool, str]]:
-    """Yields the same for random loops, whose bits are compared in every tenth."""
+    """Yields the rows of ``loops`` for random loops. The bits of every tenth loop are compared."""
     for place in range(number):
         if only and only != str(place):
             continue
@@ -216,7 +216,7 @@ def commit() -> str:
 
 
 def shown(rows: Iterable[tuple[Row, bool, str]], whole: bool, file: Path | None) -> tuple[list[Row], int]:
-    """Prints each row as it comes, and writes it into the file; returns all rows, and how many are not as they should
+    """Prints each row as it comes, and writes it into the file. Returns all rows, and how many are not as they should
     be."""
     kept, wrong = [], 0
     for row, right, text in rows:

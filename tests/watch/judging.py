@@ -10,7 +10,7 @@ from mpcompare.errors import InputError
 from mpcompare.watching import expecting
 from mpcompare.watching.watched import NOTHING, Watch
 
-SLACK = 12  # more updates, since the watch does not count those that a scaler skips
+SLACK = 12  # more updates, since the watch does not count updates that a scaler skips
 
 
 @dataclass
@@ -19,10 +19,10 @@ class Judged:
 
     Attributes:
         verdict: its word, or ``error``.
-        causes, places, sentences: those of its defects; of an error its message is the sentence.
-        expected: what it said of what the user meant, with its defects; empty if there are none and that is so.
-        differing: the facts alone that are not what the user meant.
-        text: all that it prints.
+        causes, places, sentences: of the defects; an error's message is the sentence of an error.
+        expected: the complaint of the watch when it is told what the user meant; empty if it has none.
+        differing: only the facts that are not what the user meant.
+        text: all that the watch prints.
         seconds: the time of the watched training.
     """
 
@@ -41,7 +41,7 @@ class Judged:
 
 
 class Trains(Protocol):
-    """The parts of a loop that is judged: network and optimizer, as a user gives them to the watch, and training."""
+    """The parts of a judged loop: network and optimizer, as a user gives them to the watch, and training."""
 
     @property
     def model(self) -> Any: ...
@@ -52,7 +52,7 @@ class Trains(Protocol):
 
 
 def judged(loop: Trains, meant: dict[str, Any], after: int = 0, steps: int = 5, slack: int = SLACK) -> Judged:
-    """Trains a loop that was just made under the watch, and returns what that says."""
+    """Trains a loop that was just made under the watch, and returns what the watch says."""
     began = time.perf_counter()
     try:
         with mpcompare.watch(loop.model, loop.optimizer, steps=steps, after=after) as seen:

@@ -53,7 +53,7 @@ class Residual(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """A CNN with batch norm or group norm. Input: ``(rows, 3, 12, 12)``; its output is in a dict."""
+    """A CNN with batch norm or group norm. Input: ``(rows, 3, 12, 12)``. The output is in a dict."""
 
     def __init__(self, norm: bool, inplace: bool, dropout: float) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Convolutions(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An embedding and a GRU. Input: tokens ``(rows, 10)``; its output is a tuple."""
+    """An embedding and a GRU. Input: tokens ``(rows, 10)``. The output is a tuple."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Recurrent(nn.Module):
 
 
 class RandomLoop(Loop):
-    """The loop of a number. ``drawn`` says in words what it is made of."""
+    """The loop that a number determines. ``drawn`` says in words what the loop is made of."""
 
     def __init__(self, number: int) -> None:
         self.draw = random.Random(number)

@@ -23,7 +23,7 @@ def test_a_loop_of_others_has_no_defect(loop: type[Loop], precision: str) -> Non
     result = judged(loop(precision), loop.meant(precision))
     assert (result.causes, result.sentences) == ([], []), result.text
     assert result.verdict != "error"
-    assert bool(result.expected) == (loop.computes is not None), result.expected  # one that computes in fp32 is refused
+    assert bool(result.expected) == (loop.computes is not None), result.expected  # refused if it computes in fp32
 
 
 @pytest.mark.parametrize(("loop", "precision"), CASES, ids=IDS)

@@ -1,4 +1,4 @@
-"""The draws whose bugs have right twins: what is flagged stays flagged, and no more twins have a defect."""
+"""The draws whose bugs have right twins: flagged bugs stay flagged, and no more twins have a defect."""
 
 import csv
 from pathlib import Path
@@ -9,7 +9,7 @@ from watch.judging import SLACK, Judged, judged
 from watch.second_draw.registry import DEFECT, FACT, Bug, kept, table
 
 ROOT = Path(__file__).parents[2]
-QUICK = ("Applio#860", "graphstorm#1366", "onnxruntime#29045", "SupContrast#142")  # one of each draw in each precision
+QUICK = ("Applio#860", "graphstorm#1366", "onnxruntime#29045", "SupContrast#142")  # one for each draw and precision
 KEPT = {draw: table(draw, kept(draw)[-1]) for draw in DRAWS}
 BUGS = [(draw, bug) for draw, bugs in DRAWS.items() for bug in bugs]
 QUICK_BUGS = [(draw, bug) for draw, bug in BUGS if bug.id in QUICK]

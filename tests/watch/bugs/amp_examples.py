@@ -24,7 +24,7 @@ class ScalesInFp16(GradScaler):
     """A scaler that multiplies the loss in fp16."""
 
     def scale(self, outputs: Any) -> Any:
-        super().scale(outputs.detach())  # which makes the scale
+        super().scale(outputs.detach())  # this makes the scale
         assert self._scale is not None
         return outputs.half() * self._scale.half()
 
@@ -78,7 +78,7 @@ class _UpdatedFirst(torch.autograd.Function):
 class UpdatesBeforeItGoesDown(AmpRecipe):
     """Each layer's weight is updated before the gradient goes down through it."""
 
-    rate = 0.05  # of the update that comes too early
+    rate = 0.05  # the rate of the update that comes too early
 
     def make_model(self) -> nn.Module:
         model = super().make_model()

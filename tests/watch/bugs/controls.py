@@ -1,4 +1,4 @@
-"""The loops with bugs once more, in the same form and without the bug: they are right, and must not be accused.
+"""The loops with bugs once more, in the same form and without the bug. These loops are right, and must not be accused.
 
 They show that a bug is not flagged for its form alone, such as an optimizer, a scaler or a loss that somebody wrote.
 """
@@ -65,7 +65,7 @@ class OwnScaler(UnscalesVectorsAlone):
 
 
 class FirstLayerRecomputedRight(FirstLayerRecomputed):
-    """The first layer is recomputed by the way that is not reentrant."""
+    """The first layer is recomputed by a checkpoint that is not reentrant."""
 
     reentrant = False
 

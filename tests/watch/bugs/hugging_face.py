@@ -15,7 +15,7 @@ from watch.loops.hugging_face import AccelerateLoop, HuggingFaceTrainer
 
 
 def shifted(outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the fp32 logits of all tokens but the last ``(n, words)``, and the tokens after them ``(n,)``."""
+    """Returns the fp32 logits of all tokens but the last ``(n, words)``, and the next tokens ``(n,)``."""
     logits = outputs["logits"].float()[:, :-1]
     return logits.flatten(0, 1), labels[:, 1:].flatten()
 

@@ -53,13 +53,13 @@ class StaysInEvaluation(NanoGPT):
     @torch.no_grad()
     def estimate_loss(self) -> float:
         loss = super().estimate_loss()
-        if self.optimizer.state:  # not the one before training
+        if self.optimizer.state:  # not the validation before training
             self.model.eval()
         return loss
 
 
 class VectorsAlone(GradScaler):
-    """A scaler that looks for inf in all gradients, and divides those of vectors alone by the scale."""
+    """A scaler that looks for inf in all gradients, and divides only the gradients of vectors by the scale."""
 
     matrices_too = False
 

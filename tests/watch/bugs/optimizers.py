@@ -31,7 +31,7 @@ class OwnStep:
 
 
 class Means(OwnStep):
-    """The two means of Adam, in the dtype ``dtype``; none: that of the parameter."""
+    """The two means of Adam, in the dtype ``dtype``; None: in the parameter's dtype."""
 
     dtype: torch.dtype | None = None
 

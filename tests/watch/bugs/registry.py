@@ -4,8 +4,8 @@
     class StaysInEvaluation(NanoGPT):
         \"\"\"One sentence on what happens there.\"\"\"
 
-``fair`` holds the causes that would be fair names, written down before a watch saw the bug. They are those that the
-tables of real bugs have, and a few that say the same where a watch sees it from another side.
+``fair`` holds the causes that would be fair names, written down before a watch saw the bug. They are the fair names of
+the tables of real bugs, and a few names for the same bug as a watch sees it from another side.
 """
 
 import re
@@ -22,9 +22,9 @@ class Bug:
 
     Attributes:
         id, link: as in the table of drawn bugs.
-        loop: the loop that has it.
-        precision: the one that is asked for.
-        fair: the causes that would be fair names for it.
+        loop: the loop that has the bug.
+        precision: the precision that is asked for.
+        fair: the causes that would be fair names for the bug.
         after: the number of updates before the watched ones.
         steps: the number of watched updates.
     """
@@ -48,7 +48,7 @@ LINKS = {row["id"]: row["link"] for row in draw()}
 
 
 def bug(name: str, precision: str, fair: str, after: int = 0, steps: int = 5) -> Callable[[type[Loop]], type[Loop]]:
-    """Registers the loop that it decorates as one with the bug ``name``; KeyError if that was not drawn."""
+    """Registers the loop that it decorates under the bug ``name``; KeyError if this bug was not drawn."""
     causes = tuple(cause.strip() for cause in fair.split(","))
 
     def register(loop: type[Loop]) -> type[Loop]:

@@ -9,7 +9,7 @@ from watch.loops.networks import mlp
 
 
 class Regression(Loop):
-    """An MLP that learns another one's outputs."""
+    """An MLP that learns another MLP's outputs."""
 
     width, rows = 48, 32
 

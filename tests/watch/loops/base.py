@@ -1,7 +1,7 @@
 """The seams of a published training loop, through which a bug can be put in.
 
 A loop is written in the order of calls that its library publishes. It takes the model, the optimizer, the scaler, the
-batches, the loss and the clipping from methods, so that a subclass has a bug by overriding one of them. No loop knows
+batches, the loss and the clipping from methods. A subclass overrides one of these methods to have a bug. No loop knows
 that it is watched.
 """
 
@@ -20,13 +20,13 @@ class Loop:
     """A training loop on a CPU, and what its user meant by it.
 
     Attributes:
-        name: in tables.
+        name: its name in tables.
         where: the address at which it is published.
-        precisions: those in which it trains on a CPU.
+        precisions: the precisions in which it trains on a CPU.
         micro_batches: the number of backward passes of an update.
-        clip_norm: the norm to which gradients are clipped; None: they are not.
-        computes: the precision in which it truly computes; None: the one that was asked for.
-        model, optimizer: those that a user hands to the watch. The loop uses them throughout.
+        clip_norm: the norm to which gradients are clipped; None: they are not clipped.
+        computes: the precision in which it truly computes; None: the precision that was asked for.
+        model, optimizer: the objects that a user hands to the watch. The loop uses them throughout.
     """
 
     name: ClassVar[str]
@@ -42,7 +42,7 @@ class Loop:
         torch.manual_seed(seed)
         np.random.seed(seed)
         self.precision, self.dtype = precision, DTYPES[precision]
-        self.generator = torch.Generator().manual_seed(seed + 1)  # of the batches
+        self.generator = torch.Generator().manual_seed(seed + 1)  # for the batches
         self.model = self.make_model()
         self.optimizer = self.make_optimizer()
         self.scaler = self.make_scaler()
@@ -65,7 +65,7 @@ class Loop:
         nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm or 0.0)
 
     def train(self, updates: int) -> None:
-        """Trains from the beginning, for as many calls of the optimizer's step; it is called once."""
+        """Trains from the beginning, for so many calls of the optimizer's step. It is called once."""
         raise NotImplementedError
 
     @property

@@ -23,7 +23,7 @@ from watch.loops.base import Loop, published
 
 
 class Tokens(Dataset):  # type: ignore[type-arg]
-    """Rows of tokens of a small vocabulary, the first of which have no label: as many as the row's number says."""
+    """Rows of tokens of a small vocabulary. The first tokens of a row have no label: as many as the row's number."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
@@ -116,7 +116,7 @@ class AccelerateLoop(Loop):
 
     def __init__(self, precision: str, seed: int = 0) -> None:
         super().__init__(precision, seed)
-        AcceleratorState._reset_state(True)  # its state is the process's, and keeps the first precision
+        AcceleratorState._reset_state(True)  # the state belongs to the process, and keeps the first precision
         self.accelerator = Accelerator(
             mixed_precision=precision, cpu=True, gradient_accumulation_steps=self.micro_batches
         )

@@ -36,7 +36,7 @@ class Digits(nn.Module):
 
 @published
 class FabricLoop(Loop):
-    """Fabric's example on digits, with Adadelta; in fp16 its precision is given a scaler for a CPU."""
+    """Fabric's example on digits, with Adadelta. In fp16 its precision is given a scaler for a CPU."""
 
     name = "Lightning Fabric"
     where = (
@@ -101,7 +101,7 @@ class FabricLoop(Loop):
 
 
 class Classifier(LightningModule):
-    """The module that Lightning's Trainer trains; its optimizer and its schedule are those of the loop."""
+    """The module that Lightning's Trainer trains, with the optimizer and the schedule of the loop."""
 
     def __init__(self, loop: "LightningTrainer") -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from watch.loops.networks import GPT
 
 @published
 class NanoGPT(Loop):
-    """nanoGPT with autocast on a CPU, where as published it has none."""
+    """nanoGPT with autocast on a CPU. The published loop has none there."""
 
     name = "nanoGPT"
     where = "https://github.com/karpathy/nanoGPT/blob/master/train.py"

@@ -27,7 +27,7 @@ class CpuMixup(Mixup):
 
 @published
 class Timm(Loop):
-    """``train_one_epoch`` of timm: two micro-batches an update, of which the last of an epoch has one."""
+    """``train_one_epoch`` of timm: two micro-batches an update, and one in the last update of an epoch."""
 
     name = "timm"
     where = "https://github.com/huggingface/pytorch-image-models/blob/main/train.py"

@@ -85,7 +85,7 @@ def rope_under_autocast(wrong: bool) -> Training:
 
 
 class Masked(nn.Module):
-    """Attention with a mask of what comes later, and one of padding. Large biases are as trained networks have them."""
+    """Attention with a mask of later tokens, and a mask of padding. Biases are as large as in trained networks."""
 
     def __init__(self, wrong: bool, d: int = 32, h: int = 4) -> None:
         super().__init__()

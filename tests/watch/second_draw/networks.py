@@ -1,4 +1,4 @@
-"""The networks of the second draw: small ones of the kinds that its threads train, and their batches.
+"""The networks of the second draw, and their batches. They are small networks of the kinds that its threads train.
 
 The batches come from torch's global generator, which each loop's seed sets.
 """
@@ -24,7 +24,7 @@ class Attention(nn.Module):
 
 
 def heads(x: Tensor, h: int) -> list[Tensor]:
-    """Returns queries, keys and values in ``h`` heads, from all of them side by side."""
+    """Returns queries, keys and values in ``h`` heads. In ``x`` all of them lie side by side."""
     b, t, d = x.shape
     return [y.view(b, t, h, d // 3 // h).transpose(1, 2) for y in x.chunk(3, -1)]
 
@@ -117,7 +117,7 @@ class MLP(nn.Module):
 
 
 class Gan(nn.Module):
-    """A generator and a discriminator in one network, which is told which of them to compute."""
+    """A generator and a discriminator in one network, which is told which of the two to compute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Gan(nn.Module):
 
 
 def tokens() -> tuple[Tensor, Tensor]:
-    """Returns tokens, and those that follow them."""
+    """Returns tokens, and the tokens that follow them."""
     x = torch.randint(64, (8, 17))
     return x[:, :-1], x[:, 1:]
 

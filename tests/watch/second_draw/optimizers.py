@@ -10,7 +10,7 @@ from watch.second_draw.registry import DEFECT, Training, bf16, bug, plainly
 
 
 class Muon(Optimizer):
-    """Muon's matrices, with momentum alone for what is no matrix."""
+    """Muon for matrices, and momentum alone for all other parameters."""
 
     decays_all = False
 
@@ -46,7 +46,7 @@ class MuonDecaysAll(Muon):
 
 
 class Branches(nn.Module):
-    """A body and two heads, of which one is used."""
+    """A body and two heads. One head is used."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The registry of the second draw: real bugs of training loops, each as a loop with it and without it.
+"""The registry of the second draw: real bugs of training loops, each as a loop with the bug and a loop without it.
 
     @bug("wenet-e2e/wekws#72", "gradients are never cleared", fair="accumulation", kind=DEFECT, precision="bf16")
     def never_cleared(wrong: bool) -> Training:
@@ -26,7 +26,7 @@ from torch.amp.grad_scaler import GradScaler
 from watch.second_draw.networks import cross_entropy
 
 TABLES = Path(__file__).parents[3] / "docs" / "watch"
-DEFECT, FACT = "defect", "fact"  # what no intention makes right, and what may be meant so
+DEFECT, FACT = "defect", "fact"  # a bug that no intention makes right, and a bug that somebody else may mean
 
 
 class Training(NamedTuple):
@@ -49,8 +49,8 @@ class Bug:
         what: the bug in a sentence.
         fair: the causes that would be fair names for it.
         kind: ``DEFECT`` or ``FACT``, by what its author took it for.
-        precision: the one that the loop means.
-        expect: what else its user meant, in the words of the watch's ``expect``.
+        precision: the precision that the loop means.
+        expect: what else the loop's user meant, in the words of the watch's ``expect``.
         make: makes the loop with the bug, or without it.
         steps: the number of watched updates.
     """
@@ -71,12 +71,12 @@ class Bug:
 
     @property
     def link(self) -> str:
-        """Its address. GitHub leads from there to the pull request, if it is one."""
+        """The address of the thread. GitHub leads from there to the pull request, if the thread is one."""
         return f"https://github.com/{self.thread.replace('#', '/issues/')}"
 
     @property
     def meant(self) -> dict[str, Any]:
-        """All that its user meant, in the words of the watch's ``expect``."""
+        """All that the loop's user meant, in the words of the watch's ``expect``."""
         return {"precision": self.precision, **self.expect}
 
     def seeded(self, wrong: bool) -> Training:
@@ -113,7 +113,7 @@ bug = partial(bug_of, BUGS)
 
 
 def kept(draw: str) -> list[str]:
-    """Returns the names of a draw's kept tables: that made blind, and that of a later watch, if there is one."""
+    """Returns the names of a draw's kept tables: the table that was made blind, and a later watch's table, if any."""
     return [name for name in ("blind", "mended") if (TABLES / f"{draw}_draw_{name}.csv").exists()]
 
 
@@ -138,7 +138,7 @@ def scaler_of(scale: float, **more: Any) -> GradScaler:
 def plainly(
     model: nn.Module, optimizer: torch.optim.Optimizer, batch: Callable[[], tuple[Tensor, Tensor]]
 ) -> Callable[[int], None]:
-    """Returns the plain loop in bf16, which makes so many updates. The bug is in the network, or in the optimizer."""
+    """Returns the plain loop in bf16, which makes any number of updates. The bug is in the network or the optimizer."""
 
     def train(updates: int) -> None:
         for _ in range(updates):

@@ -278,7 +278,7 @@ class RMSNormFrozen(RMSNormOf):
 
 
 class RMSNormStrided(RMSNormOf):
-    """Reads the gradient by the strides that its output has, as a kernel does that is given the pointer alone."""
+    """Reads the gradient by the strides of the output, as a kernel does that is given only the pointer."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
@@ -287,7 +287,7 @@ class RMSNormStrided(RMSNormOf):
 
 
 class Normed(nn.Module):
-    """A norm of own; ``turned`` says whether what follows works across the other dimension."""
+    """A norm of one's own. ``turned``: the next layer works across the other dimension."""
 
     def __init__(self, norm: type[RMSNormOf], turned: bool = False) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from watch.third_draw.registry import bug
 
 
 def supervised_contrast(z: Tensor, y: Tensor, guard: bool) -> Tensor:
-    """Returns the contrast of each row with those of its label."""
+    """Returns the contrast of each row with the rows of its label."""
     logits = z @ z.t() / 0.1
     logits = logits - logits.max(1, keepdim=True).values.detach()
     others = 1 - torch.eye(len(z))
@@ -162,7 +162,7 @@ def all_ignored(wrong: bool) -> Training:
 def reverse_divergence(wrong: bool) -> Training:
     model, teacher = GPT(), GPT().requires_grad_(False).eval()
     for each in (model, teacher):
-        each.head.weight.data *= 50  # as sure as a trained one
+        each.head.weight.data *= 50  # as sure as a trained network
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def train(updates: int) -> None:

@@ -76,7 +76,7 @@ class RMSNorm(nn.Module):
 
 
 class Outliers(nn.Module):
-    """A network whose residual stream is large at some tokens, as those of trained transformers are."""
+    """A network whose residual stream is large at some tokens, as in trained transformers."""
 
     def __init__(self, wrong: bool) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def variance_cancels(wrong: bool) -> Training:
 
 
 class Root(nn.Module):
-    """The root of what is positive, and the rest as it is."""
+    """The root of positive numbers, and other numbers as they are."""
 
     def __init__(self, wrong: bool) -> None:
         super().__init__()

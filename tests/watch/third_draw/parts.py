@@ -11,7 +11,7 @@ from watch.third_draw.registry import bug
 
 
 class Scaled(nn.Module):
-    """Attention that scales its scores by the width of a head, or by that of all of them."""
+    """Attention that scales its scores by the width of one head, or by the width of all heads."""
 
     def __init__(self, wrong: bool, d: int = 32, h: int = 4) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def scales_by_width(wrong: bool) -> Training:
 
 
 class Timed(nn.Module):
-    """A denoiser with encodings of the time; the wrong ones take sine and cosine by turns over the times."""
+    """A denoiser with encodings of the time. Wrong encodings take sine and cosine by turns over the times."""
 
     def __init__(self, wrong: bool) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def turns_over_times(wrong: bool) -> Training:
 
 
 class OwnLstm(nn.Module):
-    """An LSTM; the wrong one adds the input gate to the new cell where it should multiply."""
+    """An LSTM. The wrong LSTM adds the input gate to the new cell instead of multiplying by it."""
 
     def __init__(self, wrong: bool) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Adversarial loops in which a discriminator is frozen for the loss of the generator, as CycleGAN, pix2pix and StyleGAN
-have it. Two discriminators have a loss and a backward each."""
+"""Adversarial loops in which a discriminator is frozen for the loss of the generator, as in CycleGAN, pix2pix and
+StyleGAN. Two discriminators have a loss and a backward each."""
 
 import pytest
 import torch

@@ -29,7 +29,7 @@ class Router(nn.Module):
 
 
 class Detector(nn.Module):
-    """Some boxes that overlap little are compared with a true one, and a random half of them is classified."""
+    """Some boxes that overlap little are compared with a true box, and a random half of them is classified."""
 
     def __init__(self):
         super().__init__()

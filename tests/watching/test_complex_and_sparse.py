@@ -20,7 +20,7 @@ class Spectral(nn.Module):
 
 
 class Around(nn.Module):
-    """The same with a layer of its own, so that its weight is used between layers."""
+    """A spectral layer with a layer within it, so that its own weight is used between layers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -199,7 +199,7 @@ def test_a_wrong_loss_in_16_bits_is_found(device, dtype, monkeypatch):
 
 
 class Projects(nn.Module):
-    """A linear layer in somebody's own words, as GPT-2's."""
+    """A linear layer in somebody's own words, as in GPT-2."""
 
     def __init__(self):
         super().__init__()

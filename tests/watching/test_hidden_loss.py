@@ -1,5 +1,5 @@
-"""``mpcompare.watch`` on losses in a function of autograd. Where one is given what a tape cannot hold, the layers are
-examined, and the loss is said not to be."""
+"""``mpcompare.watch`` on losses in a function of autograd. If such a function has an argument that a tape cannot hold,
+the layers are examined, and the watch says that the loss is not."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ class Fused(torch.autograd.Function):
 
 
 class FusedWithHead(torch.autograd.Function):
-    """The same of a product that it computes itself."""
+    """Cross-entropy of a product that the function computes itself."""
 
     @staticmethod
     def forward(ctx, h, w, y):
@@ -81,7 +81,7 @@ def loop(tied: bool, wrong: bool, **options) -> Loop:
 def test_layers_are_examined_where_the_loss_is_hidden(tied, dtype, accumulate):
     seen = loop(tied, False, dtype=dtype, accumulate=accumulate).run(mpcompare.watch)
     assert seen.defects == [], str(seen)
-    if tied:  # its loss is given tensors alone, and replayed
+    if tied:  # the loss is given tensors alone, and is replayed
         assert (seen.not_examined, seen.facts["own_backward"]) == ([], {"FusedWithHead": 0.0})
     else:
         (said,) = seen.not_examined

@@ -1,4 +1,4 @@
-"""Gradients of large tensors, of which a look keeps a part."""
+"""Gradients of large tensors. A look keeps a part of them."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ WIDE, WORDS = 17_000, 70_000
 
 
 def two_large_tensors() -> nn.Module:
-    """Returns a network of which backward fills all of one large gradient, and few rows of another."""
+    """Returns a network with two large gradients. Backward fills all of one, and few rows of the other."""
     return nn.Sequential(nn.Embedding(WORDS, 16), nn.Flatten(), nn.Linear(64, WIDE), nn.GELU(), nn.Linear(WIDE, 10))
 
 

@@ -1,4 +1,4 @@
-"""Right loops whose parts are those of published libraries: none has a defect, and what is there to see is seen."""
+"""Right loops with parts of published libraries: none has a defect, and all that can be seen is seen."""
 
 import contextlib
 import copy
@@ -29,7 +29,7 @@ class Norm(nn.Module):
 
 
 class Block(nn.Module):
-    """Layers that are casts apart."""
+    """Layers with casts between them."""
 
     def __init__(self, norms: int = 1) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Recomputed(nn.Module):
-    """Blocks that backward computes once more; ``reentrant`` is None where it does not."""
+    """Blocks that backward computes once more, unless ``reentrant`` is None."""
 
     def __init__(self, block: nn.Module, reentrant: bool | None) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ def test_a_norm_in_16_bits_keeps_its_statistics_so(norm, adds):
     torch.manual_seed(0)
     model = Normed().bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=10.0)
-    numbers = 1 if isinstance(norm, nn.BatchNorm1d) else 2  # of two images, or of one
+    numbers = 1 if isinstance(norm, nn.BatchNorm1d) else 2  # numbers of two images, or of one
     with mpcompare.watch(model, optimizer, steps=1) as seen:
         x, y = torch.randn(2, 8, numbers), torch.randint(5, (2,))
         F.cross_entropy(model(x.bfloat16()).float(), y).backward()
@@ -199,7 +199,7 @@ def test_forward_may_call_itself():
 
 @pytest.mark.parametrize("enters", [False, True])
 def test_a_library_may_wrap_forward(enters):
-    """One that returns the loss in the place of what the network returns, or that enters autocast."""
+    """The wrapper returns the loss in the place of the network's output, or enters autocast."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 5))
     forward = model.forward
@@ -219,7 +219,7 @@ def test_a_library_may_wrap_forward(enters):
 
 
 def test_a_loss_may_normalize_rows_in_16_bits():
-    """The loss of MoCo: what normalize passes down is a rest of two terms, which it rounds."""
+    """In the loss of MoCo, normalize passes down a rest of two terms, which it rounds."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 64))
     bank = F.normalize(torch.randn(64, 256), dim=0).bfloat16()
@@ -261,7 +261,7 @@ def test_a_layer_may_add_a_sparse_tensor_to_its_weight():
 
 
 class Momentum(nn.Module):
-    """A network whose outputs are compared with keys of a momentum encoder, and with earlier ones in a queue."""
+    """A network whose outputs are compared with keys of a momentum encoder, and with earlier keys in a queue."""
 
     def __init__(self, format: torch.dtype) -> None:
         super().__init__()
@@ -346,7 +346,7 @@ def test_hooks_may_add_noise_to_weights_and_take_it_away(of, autocast):
 
 
 def test_a_network_may_keep_the_handle_of_a_hook():
-    """As those of transformers do, whose embeddings require gradients for a checkpoint."""
+    """Networks of transformers do so: their embeddings require gradients for a checkpoint."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 32))
     model[0].requires_grad_(False)

@@ -29,7 +29,7 @@ def train(model, optimizer, updates=2):
 
 
 def refused(model, optimizer, expect, updates=2) -> str:
-    """Trains; returns what an expectation says; empty where it is met."""
+    """Trains, and returns what an expectation says. The text is empty where the expectation is met."""
     with mpcompare.watch(model, optimizer, steps=2) as seen:
         train(model, optimizer, updates)
     assert seen.defects == []

@@ -1,4 +1,4 @@
-"""Optimizers as libraries have them: one that trains by a rule of its own has no defect."""
+"""Optimizers as libraries have them: an optimizer with a rule of its own has no defect."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ import mpcompare
 
 
 class OfKernels(torch.optim.Optimizer):
-    """An optimizer of kernels that leave weights in float64 as they are, as those of bitsandbytes do on a CPU."""
+    """An optimizer of kernels that leave weights in float64 as they are, as bitsandbytes' kernels do on a CPU."""
 
     def __init__(self, params, lr=1e-3):
         super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})
@@ -32,7 +32,7 @@ class OfKernels(torch.optim.Optimizer):
 
 
 class Adam8bit(OfKernels):
-    """The same, whose name says that it is an Adam."""
+    """An optimizer of such kernels, whose name says that it is Adam."""
 
 
 class Means(torch.optim.Optimizer):
@@ -56,7 +56,7 @@ class Means(torch.optim.Optimizer):
 
 
 class WithCount(Means):
-    """Adam that adds eps before the bias correction, and counts in its group, as those of pytorch_optimizer do."""
+    """Adam that adds eps before the bias correction, and counts in its group, as in pytorch_optimizer."""
 
     def __init__(self, params, lr=1e-3):
         super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "step": 0})
@@ -67,11 +67,11 @@ class WithCount(Means):
 
 
 class AdamC(WithCount):
-    """The same, whose name says that it is an Adam."""
+    """The optimizer above, with a name that says that it is Adam."""
 
 
 class Navi(Means):
-    """Adam without a bias correction, whose name does not say that it is an Adam, as EmoNavi."""
+    """Adam without a bias correction, whose name does not say that it is Adam, as EmoNavi."""
 
     def __init__(self, params, lr=1e-3):
         super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})

@@ -1,7 +1,7 @@
-"""Networks on another device than the CPU: what a look keeps lies on the CPU, and comes back to be compared.
+"""Networks on another device than the CPU: the copies of a look lie on the CPU, and come back to be compared.
 
-Without a GPU the copies are the tensors on another device. Whoever computes with one that has not come back, and with
-a tensor of the network, gets an error, as on a GPU.
+Without a GPU the copies are the tensors on another device. A function that is given a copy that has not come back, and
+a tensor of the network, raises an error, as on a GPU.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ META = torch.device("meta")
 
 
 class Far(Tensor):
-    """A tensor whose device is called ``meta``, and which has its numbers."""
+    """A tensor with numbers, whose device is called ``meta``."""
 
     numbers: Tensor
 
@@ -122,7 +122,7 @@ class Convolution(nn.Conv2d):
 
 @pytest.mark.parametrize("is_gpu", [True, False])
 def test_products_in_tf32_are_a_precision_of_their_own(is_gpu, monkeypatch):
-    """On a GPU torch computes convolutions in TF32 by itself: that is a fact there, and an error on a CPU."""
+    """On a GPU torch computes convolutions in TF32 by itself. TF32 is a fact there, and an error on a CPU."""
     monkeypatch.setattr(fp32_products, "are_tf32", lambda network, device: is_gpu)
     made = lambda: nn.Sequential(Convolution(1, 4, 3), *convolutions()[1:])  # noqa: E731
     seen = replace(WITH_NORM, dtype=torch.float32, make=made).run(mpcompare.watch)

@@ -30,7 +30,7 @@ class TenPercentLess(Square):
 
 
 class InTwoMethods(torch.autograd.Function):
-    """The same mistake, in a function whose context is set up by a method of its own."""
+    """The mistake of ``Square``, in a function whose context is set up by a method of its own."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:  # type: ignore[override]
@@ -107,7 +107,7 @@ class WithoutGrad(Square):
 
 
 class Noisy(torch.autograd.Function):
-    """Draws random numbers, the same ones whenever it is called again from one state of the generator."""
+    """Draws random numbers: the same numbers in each call from one state of the generator."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class OfFloatsOnly(SumOfSquares):
 
 
 class Both(torch.autograd.Function):
-    """Two results, of which the first one has a wrong gradient, and which takes a dtype."""
+    """A function with two results, that takes a dtype. The first result has a wrong gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -70,7 +70,7 @@ class ActorCritic(nn.Module):
 
 
 class Direct(nn.Module):
-    """A network whose ``forward`` is called past its hooks, and that multiplies by a parameter of its own."""
+    """A network whose ``forward`` is called past its hooks. It multiplies by a parameter of its own."""
 
     def __init__(self):
         super().__init__()
@@ -183,7 +183,7 @@ def test_no_bit_changes(make):
 
 
 class Halving(torch.autograd.Function):
-    """Its backward is half of what it should be."""
+    """A function whose backward returns half of the right gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -271,7 +271,7 @@ def test_several_networks_have_names_and_none_is_watched_twice():
     assert "0.2.weight" in dict(watch.attached.network.named_parameters())
     with watch, pytest.raises(InputError, match="watch: model=Sequential: is watched already"):
         mpcompare.watch(networks["G"], optimizers["of G"]).__enter__()
-    with mpcompare.watch(networks["G"], optimizers["of G"]):  # the first one lets go of them
+    with mpcompare.watch(networks["G"], optimizers["of G"]):  # the first watch has freed them
         pass
 
 

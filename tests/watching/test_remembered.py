@@ -1,4 +1,4 @@
-"""``mpcompare.watch``: what an optimizer remembers, what it is given, and steps that a scaler should have skipped."""
+"""``mpcompare.watch``: the moments of an optimizer, its gradients, and steps that a scaler should have skipped."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ BF16 = replace(Loop(), updates=2)
 
 
 class OwnAdamW(torch.optim.AdamW):
-    """AdamW as it is written in a few lines; it keeps its moments in ``dtype``."""
+    """AdamW in a few lines, with its moments in ``dtype``."""
 
     dtype = torch.float32
     decay_in_gradient = False

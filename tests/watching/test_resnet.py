@@ -55,7 +55,7 @@ def test_a_norm_in_16_bits_is_a_defect_and_a_detached_branch_is_a_fact():
     torch.manual_seed(0)
     defect = watched(short_norm()).defects[0]
     assert (defect.cause, defect.place) == ("normalization", "layer2.0.bn1")
-    seen = watched(detached_branch())  # the network's own code detaches it, and may mean that
+    seen = watched(detached_branch())  # the network's own code detaches the branch, and may mean to
     assert seen.defects == []
     assert seen.facts["without_gradient"] == [
         f"layer3.0.downsample.{name}" for name in ("0.weight", "1.bias", "1.weight")

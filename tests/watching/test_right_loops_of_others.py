@@ -1,5 +1,5 @@
-"""Right loops in ways that people train: none has a defect, each trains as without the watch, and what is not seen is
-said."""
+"""Right loops in ways that people train: none has a defect, each trains as without the watch, and the watch says what
+it does not see."""
 
 import contextlib
 import copy
@@ -22,7 +22,7 @@ def plain(inputs: int = 8) -> nn.Module:
 
 
 class Trained:
-    """A loop of three updates in bf16; methods are its parts."""
+    """A loop of three updates in bf16. Its parts are methods."""
 
     not_examined: tuple[str, ...] = ()
 
@@ -217,7 +217,7 @@ class LoggedBefore(Trained):
 
 
 class NearACopy(Trained):
-    """The distance from a copy of the network, at which nearly all cancels."""
+    """The loss is the distance from a copy of the network: nearly all of it cancels."""
 
     def loss(self, model, x, y, number):
         if not number:
@@ -272,8 +272,8 @@ class Discriminated(Trained):
 
 
 class PseudoLabels(Trained):
-    """The network is called once more in each update, in training mode and without gradients, as one does for labels
-    of its own (Sohn et al., arXiv 2001.07685) or an accuracy. Each call moves the running statistics."""
+    """The network is called once more in each update, in training mode and without gradients, as for labels of its own
+    (Sohn et al., arXiv 2001.07685) or for an accuracy. Each call moves the running statistics."""
 
     def make(self):
         return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 5))
@@ -394,7 +394,7 @@ class Temperature(Trained):
 
 
 class Amplified(Trained):
-    """An average of earlier gradients is added to each (Lee et al., arXiv 2405.20233)."""
+    """An average of earlier gradients is added to each gradient (Lee et al., arXiv 2405.20233)."""
 
     def before_step(self, model):
         for p in model.parameters():
@@ -446,7 +446,7 @@ class Quantized(Trained):
 
 
 class Queue(nn.Module):
-    """Keys of earlier batches, kept in bf16, are compared with the keys of this one (He et al., arXiv 1911.05722)."""
+    """Keys of earlier batches, kept in bf16, are compared with this batch's keys (He et al., arXiv 1911.05722)."""
 
     def __init__(self):
         super().__init__()
@@ -526,7 +526,7 @@ class LastLayerAlone(Trained):
 
 
 class WithoutNaN(Trained):
-    """Gradients of NaN would be 0, as in EDM and StyleGAN3."""
+    """NaN in gradients would be replaced by 0, as in EDM and StyleGAN3."""
 
     def before_step(self, model):
         for p in model.parameters():
@@ -583,7 +583,7 @@ LOOPS = [Annealed, Unfrozen, AuxiliaryLoss, KeptOutside, Features, ClippedByHook
 @pytest.mark.parametrize("loop", [*LOOPS, *(pytest.param(loop, marks=pytest.mark.slow) for loop in SLOW)])
 def test_a_right_loop_has_no_defect_and_trains_as_without_the_watch(loop):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler
+        warnings.simplefilter("ignore")  # the compiler warns
         _, alone = loop().run(lambda *_: contextlib.nullcontext())
         seen, weights = loop().run(mpcompare.watch)
     assert all(torch.equal(a, b) for a, b in zip(alone, weights, strict=True))
@@ -621,7 +621,7 @@ def test_a_wrong_gradient_of_features_is_found():
 
 
 class Trusted(torch.optim.Optimizer):
-    """SGD whose rate is the norm of the weight over that of its gradient (LARS)."""
+    """SGD whose rate is the norm of the weight over the norm of its gradient (LARS)."""
 
     def __init__(self, params, lr=1e-2, momentum=0.9, decay=None):
         super().__init__(params, {"lr": lr, "momentum": momentum, "betas": (None, 0.9)})
@@ -636,7 +636,7 @@ class Trusted(torch.optim.Optimizer):
 
 
 class SGDW(torch.optim.Optimizer):
-    """SGD with a decay beside the gradient (Loshchilov and Hutter, arXiv 1711.05101)."""
+    """SGD with a decay outside of the gradient (Loshchilov and Hutter, arXiv 1711.05101)."""
 
     def __init__(self, params, lr=1e-2, weight_decay=0.1):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})

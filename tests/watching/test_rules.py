@@ -11,7 +11,7 @@ from mpcompare.watching.rules import rules_of
 
 
 def known(optimizer, **settings):
-    """Returns what the rules of an optimizer are in our terms; None is its own code."""
+    """Returns the rules of an optimizer in our terms. None stands for the optimizer's own code."""
     group = {**optimizer.param_groups[0], **settings}
     (p,) = group.pop("params")
     return [rule.known for rule in rules_of(optimizer, group, optimizer.state[p])]

@@ -83,7 +83,7 @@ CASES = {
 }
 
 
-# In the order of CASES: the plain command tries each in one format of 16 bits, by turns.
+# In the order of CASES: the plain command tries each case in one format of 16 bits, by turns.
 EACH = [
     pytest.param(case, dtype, id=f"{case}-{name}", marks=[pytest.mark.slow] if (turn + other) % 2 else [])
     for turn, case in enumerate(CASES)
@@ -153,7 +153,7 @@ def test_a_call_whose_gradients_are_asked_for_and_another_with_two_passes():
 
 
 def surgery(wrong: bool):
-    """Returns the watch of a loop that keeps the gradients of each loss, and clears them before the next one (Yu et
+    """Returns the watch of a loop that keeps the gradients of each loss, and clears them before the next loss (Yu et
     al., arXiv 2001.06782)."""
     torch.manual_seed(0)
     model, scaler = body(), torch.amp.GradScaler("cpu", init_scale=1024)

@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("stderr", [Terminal, io.StringIO])
 def test_comparing_is_shown_in_a_terminal_alone(monkeypatch, stderr):
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # which stand for a terminal
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # these variables stand for a terminal
         monkeypatch.delenv(name, raising=False)
     torch.manual_seed(0)
     model = nn.Linear(4, 2)

@@ -29,7 +29,7 @@ def told(seen) -> list[str]:
 
 @pytest.mark.parametrize(("norm", "defects"), [(0.01, 1), (100.0, 0)])
 def test_clipping_after_each_backward_of_a_sum(norm, defects):
-    """One that never binds changes nothing."""
+    """A clip that never binds changes nothing."""
     loop = replace(TINY, after_backward=lambda model: nn.utils.clip_grad_norm_(model.parameters(), norm))
     found = told(loop.run(mpcompare.watch))
     assert len(found) == defects
@@ -53,7 +53,7 @@ def test_clipping_between_two_losses_may_be_meant():
 
 @pytest.mark.parametrize(("before", "after"), [(None, 0.01), (0.01, 0.001), (None, float("inf"))])
 def test_clipping_after_the_step(before, after):
-    """A loop that clipped before, or that only asks for the norm, is right."""
+    """A loop that clipped before the step, or that only asks for the norm, is right."""
     loop = replace(TINY, clip=before, after_step=lambda model: nn.utils.clip_grad_norm_(model.parameters(), after))
     found = told(loop.run(mpcompare.watch))
     assert bool(found) == (before is None and after == 0.01)
@@ -61,7 +61,7 @@ def test_clipping_after_the_step(before, after):
 
 
 def test_noise_and_a_clip_of_gradients_that_are_still_scaled():
-    """Noise leaves no factor that tells: the norm of what the optimizer gets does."""
+    """After noise no factor tells of the clip. The norm of the optimizer's gradients tells."""
 
     def noised(model):
         for p in model.parameters():
@@ -85,7 +85,7 @@ def test_noise_and_a_clip_of_gradients_that_are_still_scaled():
 @pytest.mark.parametrize("by", ["norm", "value"])
 @pytest.mark.parametrize("meant", [True, False])
 def test_gradients_that_are_clipped_while_they_are_scaled(by, meant):
-    """A user who multiplies the norm by the scale means that. The product has more digits than what a user writes."""
+    """A user may multiply the norm by the scale on purpose. The product has more digits than a written number."""
 
     def clipped(model):
         scale = loop.made["scaler"].get_scale() if meant else 1.0
@@ -102,7 +102,7 @@ def test_gradients_that_are_clipped_while_they_are_scaled(by, meant):
 
 @pytest.mark.parametrize("early", [True, False])
 def test_a_loss_scale_that_is_updated_between_two_optimizers(early):
-    """The gradients of the second one are divided by another scale than their loss was multiplied by."""
+    """The gradients of the second optimizer are divided by another scale than their loss was multiplied by."""
     model = two_layers()
     one, other = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1)
@@ -142,7 +142,7 @@ def test_an_overflow_that_the_loop_hides_from_the_scaler(early):
 
 @pytest.mark.parametrize("nan_in", ["loss", "gradient", ""])
 def test_a_loop_of_which_every_step_is_skipped(nan_in):
-    """One that overflows at first, and finds a scale, is right."""
+    """A loop that overflows at first, and finds a scale, is right."""
 
     def loss(z, y):
         if nan_in == "gradient":

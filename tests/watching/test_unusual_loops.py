@@ -1,4 +1,4 @@
-"""Loops that do with gradients and weights what few loops do, and are right: none of them has a defect."""
+"""Right loops that do unusual things with gradients and weights: none of them has a defect."""
 
 import copy
 from contextlib import ExitStack
@@ -66,7 +66,7 @@ class Gan(nn.Module):
 
 
 class Teacher(nn.Module):
-    """Its teacher's weights are not trained, and nothing but its own ``no_grad`` says so."""
+    """A network with a teacher that is not trained. Only the network's own ``no_grad`` says so."""
 
     def __init__(self):
         super().__init__()
@@ -181,7 +181,7 @@ class Remembers(nn.Module):
 
 
 class PassesNone(torch.autograd.Function):
-    """Uses its second argument for nothing that a gradient goes through."""
+    """A function that passes no gradient to its second argument."""
 
     @staticmethod
     def forward(ctx, x, other):

@@ -1,4 +1,4 @@
-"""Right loops with networks that do what others do not: they have no defect, and all of their layers are examined."""
+"""Right loops with unusual networks: the loops have no defect, and all layers are examined."""
 
 import random
 from dataclasses import replace
@@ -31,7 +31,7 @@ class OwnStatistics(nn.Module):
 
 
 class UnitRows(nn.Module):
-    """Divides by no less than the last digit of a 16-bit number. Its rows are smaller."""
+    """Divides by no less than the last digit of a 16-bit number. The norms of its rows are smaller."""
 
     def forward(self, x):
         x = 1e-3 * x
@@ -49,7 +49,7 @@ class Router(nn.Module):
 
 
 class Routed(nn.Module):
-    """Each row goes to two of eight experts; in 16 bits some rows have two scores that are equal."""
+    """Each row goes to two of eight experts. In 16 bits some rows have two equal scores."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class Routed(nn.Module):
 
 
 class CastBack(nn.LayerNorm):
-    """A norm that returns the format of its input, as those of CLIP do."""
+    """A norm that returns the format of its input, as in CLIP."""
 
     def forward(self, x):
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).to(x.dtype)
@@ -84,7 +84,7 @@ class Rectified(nn.Module):
 
 
 class NormAct(nn.LayerNorm):
-    """A norm of channels with an activation of its own, as those of timm."""
+    """A norm of channels with an activation of its own, as in timm."""
 
     def __init__(self, activation):
         super().__init__(WIDTH)
@@ -131,7 +131,7 @@ class Mixed(nn.Module):
 
 
 class Depthwise(nn.Conv2d):
-    """Is made in its own way, and computes as torch's."""
+    """Is made in its own way, and computes as torch's convolution does."""
 
     def __init__(self):
         super().__init__(WIDTH, WIDTH, 7, padding=3, groups=WIDTH)
@@ -143,7 +143,7 @@ class Scaled(nn.Conv2d):
 
 
 class Doubled(nn.Linear):
-    """Multiplies by what it computes of its parameter."""
+    """Multiplies by a tensor that it computes from its parameter."""
 
     @property
     def weight(self):
@@ -225,7 +225,7 @@ def test_a_subclass_that_computes_as_torch_is_torchs():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_an_attention_is_seen_with_dropout_as_without(dropout):
-    """A kernel that draws a mask is no measure: its next mask is another."""
+    """A kernel that draws a mask is no measure: its next mask differs."""
 
     def make():
         attention = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=dropout, batch_first=True)
@@ -241,7 +241,7 @@ def test_an_attention_is_seen_with_dropout_as_without(dropout):
 
 
 def test_comparing_draws_no_number_of_the_loop():
-    """A comparison calls the attention again, whose dropout draws a mask."""
+    """A comparison calls the attention again, and its dropout draws a mask."""
 
     def make():
         return nn.Sequential(nn.Linear(4, WIDTH), nn.TransformerEncoderLayer(WIDTH, 2, 32), nn.Linear(WIDTH, 3))
@@ -253,7 +253,7 @@ def test_comparing_draws_no_number_of_the_loop():
 
 
 def test_a_weight_is_seen_that_a_layer_and_the_loss_use():
-    """Torch's own embedding makes a part of its gradient, and is the measure of no more."""
+    """Torch's own embedding makes a part of the weight's gradient, and measures this part alone."""
     loop = replace(LOOP, make=lambda: nn.Sequential(nn.Embedding(8, WIDTH), nn.Linear(WIDTH, WIDTH)))
     loop.batch = lambda: (torch.randint(8, (64,)), torch.randint(8, (64,)))
     loop.loss = lambda output, target: F.cross_entropy(F.linear(output, loop.made["model"][0].weight).float(), target)
@@ -263,7 +263,7 @@ def test_a_weight_is_seen_that_a_layer_and_the_loss_use():
 
 
 def test_the_bias_of_a_convolution_before_a_norm_is_summed_in_float64():
-    """Its terms cancel. In fp32, one by one, their sum may be off by more than the loop's."""
+    """The terms of its gradient cancel. Their sum in fp32, one by one, may be off by more than the loop's sum."""
     loop = replace(
         LOOP,
         make=lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(1352, 3)),
@@ -276,7 +276,7 @@ def test_the_bias_of_a_convolution_before_a_norm_is_summed_in_float64():
 
 
 class Prompted(nn.Module):
-    """A layer of it returns its own parameter."""
+    """A network in which a layer returns its own parameter."""
 
     def __init__(self):
         super().__init__()
@@ -304,7 +304,7 @@ def test_the_hook_on_a_parameter_that_a_layer_returns_is_no_hook_of_the_loop():
 
 
 class Collects(nn.Module):
-    """Puts hooks on its layers when it is called first, which collect their outputs, as networks of transformers do."""
+    """Puts hooks on its layers in its first call. They collect outputs, as in networks of transformers."""
 
     def __init__(self):
         super().__init__()

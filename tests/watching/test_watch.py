@@ -1,4 +1,4 @@
-"""``mpcompare.watch``: right loops have no defect, and not a bit of them changes; wrong ones are named."""
+"""``mpcompare.watch``: right loops have no defect, and not a bit of them changes. Mistakes in wrong loops are named."""
 
 import copy
 import math
@@ -49,7 +49,7 @@ def test_a_right_loop_has_no_defect_and_its_card_is_true(device, dtype):
     seen = replace(BF16, device=device, dtype=dtype).run(mpcompare.watch)
     assert (seen.defects, seen.not_examined, seen.verdict) == ([], [], "no defect")
     name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
-    short = device == "cuda" and dtype is not torch.float32  # so autocast on a GPU has it
+    short = device == "cuda" and dtype is not torch.float32  # as autocast on a GPU does
     loss = f"cross_entropy in fp32, its log_softmax in {name}" if short else "cross_entropy in fp32"
     expected = {
         "updates": 2, "precision": name, "clip_norm": 0.1, "micro_batches": 2, "masters": "fp32",
@@ -62,12 +62,12 @@ def test_a_right_loop_has_no_defect_and_its_card_is_true(device, dtype):
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.slow
 def test_no_bit_changes(device, dtype):
-    loop = replace(Loop(), device=device, dtype=dtype, updates=20, scale=2.0**20)  # it overflows at first
+    loop = replace(Loop(), device=device, dtype=dtype, updates=20, scale=2.0**20)  # the loop overflows at first
     loop.run()
     right = loop.weights()
     seen = loop.run(mpcompare.watch, steps=5)
     assert all(torch.equal(a, b) for a, b in zip(right, loop.weights(), strict=True))
-    loop.run(mpcompare.watch, steps=1, every=6)  # looks are compared while it trains
+    loop.run(mpcompare.watch, steps=1, every=6)  # looks are compared while the loop trains
     assert all(torch.equal(a, b) for a, b in zip(right, loop.weights(), strict=True))
     assert seen.defects == []
     assert seen.facts["updates"] == 5
@@ -83,7 +83,7 @@ def half_the_gradients(model):
 
 
 def test_a_softmax_in_16_bits_is_a_fact():
-    """Autocast on a CPU computes it so, in timm's published loop too: a loop may mean it."""
+    """Autocast on a CPU computes softmax so, in timm's published loop too. A loop may mean it."""
 
     def in_16_bits(z, y):
         return -z.log_softmax(-1).gather(1, y[:, None]).mean()
@@ -138,7 +138,7 @@ def test_evaluation_in_inference_mode_is_no_part_of_a_step():
             x, _ = few()
             model(x)
         with torch.no_grad():
-            model(x)  # a tensor of the inference outside of it
+            model(x)  # a tensor of inference mode, used outside of the mode
 
     seen = replace(TINY, after_step=evaluate).run(mpcompare.watch)
     assert (causes(seen), seen.not_examined) == ([], [])
@@ -158,7 +158,7 @@ def test_evaluation_with_gradients_is_not_kept():
         optimizer.step()
     assert (causes(seen), seen.not_examined) == ([], [])
     assert seen.facts["micro_batches"] == 2
-    assert kept == [3] * 4  # of the last one the graph was there when no further one came
+    assert kept == [3] * 4  # the graph of the last call was still there: no further call came
 
 
 PARTS = [
@@ -197,7 +197,7 @@ def test_other_hooks_of_the_optimizer_are_called_after_the_watch_has_ended():
 
 
 def test_a_norm_of_clipping_that_never_binds():
-    """It is the argument of torch's function; one that is taken by hand is not known, and no gradient is above it."""
+    """The norm is the argument of torch's function. A norm by hand is not known, and no gradient is above it."""
     seen = replace(TINY, clip=50.0).run(mpcompare.watch)
     assert (seen.facts["clip_norm"], seen.facts.get("clipped_updates")) == (50.0, None)
     seen.raise_if_wrong(expect={"clip_norm": 50.0})
@@ -327,7 +327,7 @@ def test_a_reentrant_checkpoint_without_gradient():
 
 
 def test_a_body_that_no_optimizer_has():
-    """A head is trained; nobody clears the gradients of the body, and nobody uses them."""
+    """A head is trained. Nobody clears the gradients of the body, and nobody uses them."""
     model = two_layers()
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
     with mpcompare.watch(model, optimizer) as seen:
@@ -528,7 +528,7 @@ def test_bad_input_is_one_line():
         mpcompare.watch(model, None)
     with mpcompare.watch(model, optimizer), pytest.raises(InputError, match="is watched already"):
         mpcompare.watch(model, optimizer).__enter__()
-    with mpcompare.watch(model, optimizer):  # it is free again
+    with mpcompare.watch(model, optimizer):  # the network is free again
         pass
 
 
@@ -702,7 +702,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class Centred(nn.BatchNorm1d):
-    """A batch norm that turns what it is given, and one that does something else, too."""
+    """A batch norm that turns its input, and a batch norm that does something else, too."""
 
     def forward(self, x):
         x = F.batch_norm(x.reshape(-1, 4), self.running_mean, self.running_var, self.weight, self.bias, True)
@@ -809,7 +809,7 @@ def test_a_loss_of_features_alone_is_replayed(calls):
 
 
 class Compiler:
-    """A backend of ``torch.compile`` that counts the calls of what it has compiled."""
+    """A backend of ``torch.compile`` that counts the calls of its compiled functions."""
 
     def __init__(self):
         self.calls = 0
@@ -823,7 +823,7 @@ class Compiler:
 
 
 def trained_with(compiler, kind, watch, updates):
-    """Trains a network that is compiled as a whole, in place, or in a block, with a loss that is compiled."""
+    """Trains a network with a compiled loss. The network is compiled as a whole, in place, or in a block."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16)), nn.Linear(16, 4))

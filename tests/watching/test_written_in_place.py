@@ -1,5 +1,5 @@
-"""Layers that return a view of another tensor, and an activation that writes into it: autograd then takes the gradient
-through the base of the view. And losses of features, whose network is frozen and writes in place."""
+"""Layers that return a view of another tensor, into which an activation writes. Autograd then takes the gradient
+through the base of the view. And losses of features of a frozen network that writes in place."""
 
 import copy
 from dataclasses import replace
@@ -38,7 +38,7 @@ class Added(nn.Module):
 
 
 class Skip(nn.Module):
-    """Hands on its input, into which its activation writes, as the U-Net of pix2pix does."""
+    """Hands on its input after an activation has written into it, as the U-Net of pix2pix does."""
 
     def __init__(self):
         super().__init__()

@@ -21,7 +21,7 @@ WIDE = (*SMALL, "task.model.hidden=[256]", "task.batch_size=512", "train.steps=8
 
 
 def losses(folder):
-    """Returns the losses as they are written, with every digit that tells one float from the next."""
+    """Returns the losses as written, with all digits that tell one float from the next."""
     return pd.read_csv(folder / "steps.csv", dtype=str)["loss"].tolist()
 
 
@@ -32,7 +32,7 @@ def test_two_runs_give_the_same_bits(cli, tmp_path, name, precision, device):
         ended = cli(*WIDE, *backend, f"hydra.run.dir={tmp_path / run}")
         assert ended.code == 0, ended.err
         assert json.loads((tmp_path / run / "result.json").read_text())["flags"]["deterministic_algorithms"] is True
-    assert len(set(losses(tmp_path / "a"))) == 9  # it trains
+    assert len(set(losses(tmp_path / "a"))) == 9  # the loss changes in each step
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     assert cli(*WIDE, *backend, "seed=1", f"hydra.run.dir={tmp_path / 'c'}").code == 0
     assert losses(tmp_path / "c")[0] != losses(tmp_path / "a")[0]

@@ -70,7 +70,7 @@ def test_the_trained_backend_is_gone_before_a_block_is_timed(tmp_path):
     entrant = compete(replan(PLAN, make_backend=Kept), RunRecorder(tmp_path, AT_START))
     turn(entrant, None)
     turn(entrant, Train())
-    assert len(made) == 3  # the one that says its engine, the trained one, and the one that shows its dtypes
+    assert len(made) == 3  # backends that say the engine, are trained, and show the dtypes
     assert [backend() for backend in made] == [None] * 3
 
 

@@ -70,7 +70,7 @@ def test_evaluating_after_every_step_changes_no_bit_of_training(tmp_path):
         assert result[key] == again[key]
     assert curve["test_loss"].iloc[-1] == result["test_loss"]
     assert curve["test_accuracy"].iloc[-1] == result["test_accuracy"]
-    assert curve["test_loss"].is_unique  # it is the network of each step
+    assert curve["test_loss"].is_unique  # each step's own network is evaluated
 
 
 @pytest.mark.parametrize("schedule", slow_after(2, [(None, [7]), (2, [2, 4, 6, 7]), (7, [7]), (100, [7])]))
@@ -142,7 +142,7 @@ def test_evaluation_drops_nothing():
 
 
 def test_the_examination_evaluates_whole_micro_batches():
-    """A loss may want so many rows, as one of pairs does; where there are fewer samples all are taken."""
+    """A loss may want so many rows, as a loss of pairs does. If there are fewer samples, all are taken."""
     seen = []
 
     def loss(output, y):

@@ -1,4 +1,4 @@
-"""An examination that stops costs the verdict, and nothing else of a run."""
+"""A run whose examination stops loses its verdict, and nothing else."""
 
 import json
 

@@ -38,7 +38,7 @@ def finished(turns):
 
 
 def content(folder):
-    """Returns all that a run has recorded up to its timing, but for times."""
+    """Returns all that a run has recorded up to its timing, without times."""
     steps, evals = (pd.read_csv(folder / name, dtype=str) for name in ("steps.csv", "evals.csv"))
     return (
         steps.drop(columns="step_ms").to_dict("records"), evals.to_dict("records"),
@@ -61,9 +61,9 @@ def left_after(whole, folder, step, result):
     for name in ("steps.csv", "evals.csv"):
         rows = pd.read_csv(whole / name, dtype=str)
         rows[rows["step"].astype(int) <= step].to_csv(folder / name, index=False)
-    (folder / "steps.csv").write_text((folder / "steps.csv").read_text() + "1")  # of a row that was not finished
+    (folder / "steps.csv").write_text((folder / "steps.csv").read_text() + "1")  # a row that was not finished
     moves = json.loads((whole / "numerics.json").read_text())["moves"]
-    (folder / "moves.json").write_text(json.dumps(moves))  # of more steps than any checkpoint
+    (folder / "moves.json").write_text(json.dumps(moves))  # more steps than any checkpoint has
     shutil.copytree(whole / CHECKPOINTS, folder / CHECKPOINTS)
     for saved in (folder / CHECKPOINTS).iterdir():
         if int(saved.name[5:]) > step:
@@ -74,7 +74,7 @@ def left_after(whole, folder, step, result):
 
 @pytest.mark.slow
 def test_every_number_is_as_if_nobody_had_killed_it(whole, tmp_path):
-    """Checkpoints are there of steps 9 and 10; the run was killed in between, or before its examination was done."""
+    """Steps 9 and 10 have checkpoints. The run was killed in between, or before its examination was done."""
     for step in (9, 10):
         folder = tmp_path / str(step)
         trained(left_after(whole, folder, step, {}), folder, goes_on=True).close()

@@ -84,9 +84,9 @@ def test_each_way_is_as_exact_as_its_rounding_and_fp32_as_evaluating(tmp_path, d
 
     x, y = setup.dataset.x_test, setup.dataset.y_test
     exact = plain(x)
-    assert 0.5 < trained.scores["test_accuracy"] < 1  # or what follows would say nothing
-    # Inputs and weights of 3 layers, and each result, are rounded: as many relative errors as that of what their sums
-    # are made of, without their signs.
+    assert 0.5 < trained.scores["test_accuracy"] < 1  # else the checks below would say nothing
+    # Inputs and weights of 3 layers, and each result, are rounded. So many relative errors are allowed, of the size of
+    # the terms of the sums, without their signs.
     size = x.flatten(1).abs()
     for layer in (m for m in network.modules() if isinstance(m, nn.Linear)):
         size = size @ layer.weight.detach().abs().T + layer.bias.detach().abs()
@@ -101,7 +101,7 @@ def test_each_way_is_as_exact_as_its_rounding_and_fp32_as_evaluating(tmp_path, d
         assert abs(way["test_accuracy"] - trained.scores["test_accuracy"]) <= unsure
         assert way["test_accuracy"] == (output.argmax(1) == y).float().mean().item() or unsure > 0
         assert way["test_loss"] == pytest.approx(trained.scores["test_loss"], abs=2 * bound)
-        assert way["test_loss"] != trained.scores["test_loss"]  # it is another arithmetic
+        assert way["test_loss"] != trained.scores["test_loss"]  # another arithmetic was used
 
 
 def test_what_is_counted_of_memory(tmp_path):
@@ -113,7 +113,7 @@ def test_what_is_counted_of_memory(tmp_path):
     x = 4 * 16 * 784
     for row in found.values():
         assert row["peak_memory_bytes"] >= row["weight_bytes"] + x + 2 * 16 * 64
-    # autocast casts the first layer's weights at least, which are alive beside the fp32 ones.
+    # autocast casts at least the first layer's weights. The casts live at the same time as the fp32 weights.
     assert found["autocast bf16"]["peak_memory_bytes"] >= 4 * numbers + x + 2 * 784 * 64
     assert found["fp32"]["peak_memory_bytes"] < 4 * numbers + x + 2 * 784 * 64
 
@@ -127,7 +127,7 @@ def test_norms_stay_in_fp32_and_the_network_that_was_cast_is_a_copy():
     ] * 2
     assert way(torch.ones(3, 8)).dtype == torch.bfloat16
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
-    assert network(torch.ones(3, 8)).dtype == torch.float32  # it got no hooks
+    assert network(torch.ones(3, 8)).dtype == torch.float32  # the network got no hooks
 
 
 def test_the_ways_of_a_precision():
@@ -151,7 +151,7 @@ def test_the_ways_take_turns_until_the_budget_is_spent(budget_s, batches):
     number = len(times["a"])
     assert number == batches if batches else number > 3
     assert {len(ms) for ms in times.values()} == {number}
-    assert len(calls) == 3 * number  # each timed batch is one call, and nothing else is
+    assert len(calls) == 3 * number  # there is one call for each timed batch, and no other
     rounds = ["".join(calls[first : first + 3]) for first in range(0, len(calls), 3)]
     assert rounds[:4] == ["abc", "bca", "cab", "abc"][: len(rounds)]
     assert all(set(one) == set("abc") and one != other for one, other in pairwise(rounds))

@@ -1,4 +1,4 @@
-"""Monitored steps: the numbers that are counted, and that the step stays the same."""
+"""Monitored steps: the right numbers are counted, and the step stays the same."""
 
 import math
 import time
@@ -65,7 +65,7 @@ def test_updates_that_half_the_gap_beside_their_weight_swallows_are_lost():
     change = torch.tensor([2.0**-25, 2.0**-23, 0.0, 2.0**-100, 2.0**-26])
     after = {"w": before["w"] + change}
     moves = moving({"w": change != 0}, {}, before, 0.0)
-    assert lost_share(before, after, moves) == 2 / 4  # the first and the last; the third is not to move
+    assert lost_share(before, after, moves) == 2 / 4  # the first and the last are lost; the third is not to move
     assert lost_share(before, before, {"w": torch.zeros(5, dtype=torch.bool)}) is None
 
 
@@ -80,7 +80,7 @@ def test_a_momentum_or_a_decay_moves_what_has_no_gradient():
 
 
 class InOnePiece(Fp32):
-    """``fp32`` whose step is in one piece, so that its gradients are seen after it, clipped."""
+    """``fp32`` whose step is in one piece, so that its gradients are seen after the step, clipped."""
 
     IDLE_PHASES = ()
 
@@ -197,7 +197,7 @@ def test_of_a_step_in_one_piece_the_gradients_are_those_before_clipping():
     assert (two, len(intervals)) == ([2, 2, 2], 11)
     assert (one, len(fewer)) == ([1, 1, 1], 5)
     for mine, theirs in zip(phased, whole, strict=True):
-        # A product with the clip factor and its inverse rounds twice, so one at the limit may go to the other side.
+        # A product with the clip factor and its inverse rounds twice, so a number at the limit may cross it.
         assert mine["grad_subnormal"] == pytest.approx(theirs["grad_subnormal"], abs=1e-3)
         assert {**mine, "grad_subnormal": 0} == {**theirs, "grad_subnormal": 0}
     (unclipped, *_), *_ = look(Fp32, TASK)

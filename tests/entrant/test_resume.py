@@ -285,7 +285,7 @@ def test_tensors_of_another_network_are_one_line(change, said):
 
 
 def test_generators_continue_where_they_were(tmp_path):
-    random.gauss(0, 1), np.random.normal()  # each keeps a second number
+    random.gauss(0, 1), np.random.normal()  # each generator keeps a second number
     start = Checkpoint(
         {"params": {}, "buffers": {}, "optimizer": {}, "loss_scale": {}}, 1, 1, 1, {}, generators.saved(CPU)
     )
@@ -344,7 +344,7 @@ def test_a_run_ends_as_if_it_had_not_been_interrupted(tmp_path, cls, schedule):
     plan = replan(PLAN, make_backend=cls, task=task, train={"checkpoint_every": 1})
     whole = trained(plan, tmp_path / "whole")
     assert trained(replan(plan, train={"checkpoint_every": 6}), tmp_path / "six").equals(whole)
-    assert load(tmp_path / "six").step == 10  # the last step has one in any case
+    assert load(tmp_path / "six").step == 10  # the last step has a checkpoint in any case
     six = tmp_path / "six" / CHECKPOINTS / "step-000006"
     for step, checkpoint in ((6, six), (9, tmp_path / "whole" / CHECKPOINTS / "step-000009")):
         again = tmp_path / str(step)
@@ -480,7 +480,7 @@ def test_noise_of_a_resumed_run_begins_where_it_began(tmp_path):
     subject = Subject(
         setup.make_backend, setup.model, setup.loss_scale, PRECISIONS["fp16"], task, setup.batches, start=start
     )
-    rows = [{"step": 8 + i, "skipped": True} for i in range(5)]  # skipped, so that it keeps the loss scale
+    rows = [{"step": 8 + i, "skipped": True} for i in range(5)]  # skipped, so that the run keeps the loss scale
     again = train_again(subject, rows, 0, 1)
     while True:
         try:
@@ -526,7 +526,7 @@ def test_a_sweep_resumes_and_says_so(cli, tmp_path):
     findings = read_run(tmp_path / "sweep" / "1-scratch-fp16").findings
     assert (findings.resume.lost, findings.loss_scale) == ([], None)
 
-    # Had scratch begun elsewhere, its training would be another one to the verdict.
+    # If scratch had begun elsewhere, the verdict would take its training for a different one.
     other = read(tmp_path / "sweep" / "1-scratch-fp16")
     other["resumed_from"]["weights"] = "f00d"
     (tmp_path / "sweep" / "1-scratch-fp16" / "result.json").write_text(json.dumps(other))

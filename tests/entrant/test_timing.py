@@ -20,7 +20,7 @@ TASK = make_task()
 
 
 class SaidClock(CpuClock):
-    """A clock whose time passes where a step says so, in ms; each mark costs some."""
+    """A clock whose time passes where a step says so, in ms. Each mark costs some time."""
 
     def __init__(self, cost=0.0):
         self.now, self.cost, self.marks = 0.0, cost, []
@@ -38,7 +38,7 @@ class SaidClock(CpuClock):
 
 
 class Phases:
-    """A backend that takes 3 ms in forward and 6 in backward; its loss is the number of the step."""
+    """A backend that takes 3 ms in forward and 6 in backward. Its loss is the number of the step."""
 
     IDLE_PHASES = ("unscale",)
     skipped, grad_norm = False, None
@@ -78,7 +78,7 @@ def test_phases_of_a_step_are_timed_apart_and_their_clock_is_paid_for():
     found = time_phases(stepper(Phases(clock)), BATCHES, 5, clock, TASK)
     assert found.phase_ms == {"forward": 3, "backward": 6, "unscale": None, "clip": None, "step": 0, "update": 0}
     assert found.phase_overhead == 0
-    clock = SaidClock(cost=0.1)  # seven marks a step, and the first of a block is no interval's
+    clock = SaidClock(cost=0.1)  # seven marks a step; the first mark of a block ends no interval
     found = time_phases(stepper(Phases(clock)), BATCHES, 5, clock, TASK)
     assert found.phase_ms["forward"] == pytest.approx(3.1)
     assert found.phase_overhead == pytest.approx((9 + 0.1 * 34 / 5) / (9 + 0.1 / 5) - 1)
@@ -109,13 +109,13 @@ def test_a_block_takes_as_long_as_it_should():
 def test_a_block_begins_when_the_backend_is_warm():
     clock = SaidClock()
     backend = Phases(clock)
-    backend.warmup_steps = 2  # as those before the capture of a graph, which is the third step
+    backend.warmup_steps = 2  # such as the steps before the capture of a graph, in the third step
     assert try_block(stepper(backend), BATCHES, 1e-6, clock) == Trial(steps=1, untimed=3)
     assert backend.taken == 4
 
 
 class Late(Phases):
-    """A backend whose step returns at once: whoever asks for its loss or its weights waits for all that is queued."""
+    """A backend whose step returns at once. A caller that reads its loss or its weights waits for all queued work."""
 
     skipped = False
     queued = 0
@@ -141,7 +141,7 @@ def test_a_block_ends_when_its_loss_and_its_weights_have_been_read():
     timed = time_block(stepper(backend), BATCHES, 10, clock)
     assert timed.step_ms == (4 + 5 * 10) / 10
     assert timed.loss == 0.5
-    assert timed.read.tolist() == [2.0] * 3  # a line of the weight, and what it is at the end
+    assert timed.read.tolist() == [2.0] * 3  # the line of the weight, with its values at the end
     assert not timed.still(backend.master_params())
 
 
@@ -160,7 +160,7 @@ def test_lines_are_drawn_from_every_weight_that_holds_a_number():
     assert torch.equal(half, params["half"][lines.places["half"]].bfloat16())
 
 
-def test_the_clock_of_a_cpu_is_the_walls():
+def test_the_clock_of_a_cpu_is_the_wall_clock():
     """The real clock measures the time that other tests tell to a clock."""
     clock = CpuClock()
 

@@ -36,15 +36,15 @@ def of_gradients(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
         seen.append(taken.sum)
         if taken.sum.stale:
             names = listed(taken.sum.stale)
-            because = f"in update {number} the gradients of {names} still hold those of the update before: nobody "
-            because += "cleared them"
+            because = f"in update {number} the gradients of {names} still hold the gradients of the update before: "
+            because += "nobody cleared them"
             yield Defect("accumulation", taken.sum.stale[0], because)
         if taken.sum.dropped and len(look.attached.optimizers) == 1 and not look.attached.others:
             because = f"the gradients of {taken.sum.dropped} backward passes were cleared before update {number} used "
             yield Defect("accumulation", "", because + "them")
         if taken.sum.clipped:
             because = f"gradients are clipped {taken.sum.clipped} between the backward passes of update {number}: "
-            because += "those of earlier micro-batches are clipped again, in sums with later ones"
+            because += "the gradients of earlier micro-batches are clipped again, in sums with later ones"
             yield Defect("clip", "", because)
         yield from _without_gradient(look, taken.sum, number)
         yield from _recomputed(look, taken.sum, number)

@@ -157,8 +157,9 @@ def _clipped_with_others(taken: Taken, found: HandedOn) -> str:
     if not math.isclose(found.factor, with_others, rel_tol=1e-4) or math.isclose(with_others, alone, rel_tol=1e-4):
         return ""
     return (
-        f"the norm to which gradients are clipped holds those of {listed(taken.outside)}, which no optimizer has and "
-        f"which are still multiplied by the loss scale {taken.scale:g}: it is {total:.4g}, and {found.norm:.4g} without"
+        f"the norm to which gradients are clipped holds the gradients of {listed(taken.outside)}, which no optimizer "
+        f"has and which are still multiplied by the loss scale {taken.scale:g}: the norm is {total:.4g}, and "
+        f"{found.norm:.4g} without them"
     )
 
 

@@ -17,7 +17,7 @@ from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.examine.seen import Seen
 from mpcompare.verdict.examine.updates import Known, Mistake, by
 
-DECOUPLED = "with the decay beside the gradient, as AdamW has it"
+DECOUPLED = "with the decay outside of the gradient, as AdamW has it"
 
 
 def mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[Known]:

@@ -15,7 +15,7 @@ from mpcompare.instruments.clock import Clock
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.tasks.task import Task
 
-BLOCKS = 4  # of each kind
+BLOCKS = 4  # the number of blocks of each kind
 
 
 def take(entrant: Entrant) -> PhasesRecord:

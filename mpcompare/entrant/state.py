@@ -58,7 +58,7 @@ class Start:
     """The point where training begins."""
 
     setup: Setup
-    checkpoint: Checkpoint | None  # as this process continues from it; None: training begins with the initial weights
+    checkpoint: Checkpoint | None  # the checkpoint that this process continues from; None: the initial weights
     before: Before = NOTHING  # the steps of the run before it, which are part of this training
 
     @property
@@ -120,7 +120,7 @@ class Entrant:
     # the checkpoint that training continues from, as it was saved; None: training begins anew
     checkpoint: Checkpoint | None = field(init=False)
     taken: bool = field(init=False)  # whether the run was trained and examined before, and is taken as it is
-    memory: ExaminedMemory = field(init=False)  # of this process and ``clean``, from before ``setup`` on
+    memory: ExaminedMemory = field(init=False)  # the memory of this process and ``clean``, since before ``setup``
     setup: Setup = field(init=False)  # everything that is made once
     start: Start = field(init=False)  # the point where training begins
     # the backend that was trained, and is never loaded. If it is examined, it takes a timed block in the end, while no

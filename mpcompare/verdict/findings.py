@@ -93,7 +93,7 @@ class Findings:
     # ``network``, ``batch`` and ``torch``, as far as the backend changed them; None where nobody looked
     lent: list[str] | None = None
     promises: Promises = field(default_factory=Promises)  # the differences from ``amp`` that the backend declares
-    # by name of a pass the error that it stopped with, in a line; the findings of such a pass are empty
+    # by name of a pass, the error that stopped it, in a line; the findings of such a pass are empty
     stopped: dict[str, str] = field(default_factory=dict)
     # why the steps cannot be replayed layer by layer, though the backend shows its layers; empty where they can
     hidden: str = ""

@@ -36,7 +36,7 @@ class Calls:
         self.recorder = Recorder(self.spool.copy, guard, parts=True)  # writes down the calls of the layers
         self._passes = self.recorder.passes = set()  # since the last backward
         self.tape = Tape(self.names, self.spool.copy, self.made_within)
-        self.weights: Params | None = None  # as the network was called; None after a step
+        self.weights: Params | None = None  # the weights that the network was called with; None after a step
         self.called: Params = {}  # some of their numbers
         self._latest: Params = {}  # some of the weights at the last call
         self.moves = 0  # how often the loop has moved the weights between two calls, without a step

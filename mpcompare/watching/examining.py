@@ -87,7 +87,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     except NotReplayedError as error:
         return Replayed(precision.name, None, str(error), dtypes=dtypes)
     except NotInFloat64Error as error:
-        if any(root.on_inner for root in seen.roots):  # its gradients come down through more than the outputs
+        if any(root.on_inner for root in seen.roots):  # gradients come down through more than the outputs
             why = f"a loss depends on {error}, and on values within the network"
             return Replayed(precision.name, None, why, dtypes=dtypes)
         tape = [replace(event, hidden=str(error)) if isinstance(event, Root) else event for event in seen.tape]
@@ -144,7 +144,7 @@ Wrong = tuple[Taken, int, Rule, list[str]]  # a step, its number, the rule, and 
 class Updates:
     """The updates of one optimizer, compared with its rule."""
 
-    drive: Drive  # its steps, as the examination of a backend has them
+    drive: Drive  # the optimizer's steps, as the examination of a backend has them
     rules: dict[str, str]  # by parameter the name of the rule that makes its updates; empty where none does
     unknown: dict[str, str]  # why a parameter's updates are not compared, by the reason
     # by the number of each step that is an update, the largest errors over their bounds of a known rule's moments

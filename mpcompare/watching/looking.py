@@ -44,7 +44,7 @@ class Look(TorchFunctionMode):
         self.sums = Sums(attached, self.guard)
         self.steps = Steps(attached, self.sums, self.guard, done)
         self.params, self.taken = self.sums.params, self.steps.taken
-        self.derivatives = Derivatives()  # of the user's own functions; the replays of the sums fill it
+        self.derivatives = Derivatives()  # the derivatives of the user's own functions; the replays of the sums fill it
         self._handles: list[RemovableHandle] = []
         self.on = self.entered = self._left = False  # on: whether it is under way
         self._inside = 0  # calls of the network under way

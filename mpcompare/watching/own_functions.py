@@ -15,7 +15,7 @@ Ended = Callable[[Any, Any], None]  # is given the node of autograd's graph, whi
 Listener = Callable[[type[Function], tuple[Any, ...]], Ended | None]
 _listeners: list[Listener] = []
 _replaced: list[tuple[type[Function], str, Any]] = []  # class, method, and what the class itself had
-_begun: list[list[Ended]] = []  # of functions whose context is set up by another method
+_begun: list[list[Ended]] = []  # for functions whose context is set up by another method
 _inside = [0]
 
 

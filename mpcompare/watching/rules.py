@@ -72,7 +72,7 @@ def rules_of(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], stat
         made = cast(torch.optim.Optimizer, of_class([p], lr=1e-3, **asked))
         step = made.step
 
-        def widened() -> None:  # it may keep masters in fp32
+        def widened() -> None:  # the optimizer may keep masters in fp32
             with Widened(p.dtype):
                 step()
 

@@ -66,7 +66,7 @@ class Spool:
     """
 
     def __init__(self) -> None:
-        self._devices: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of the tensors whose copies are on the CPU
+        self._devices: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by copy on the CPU, the device of its tensor
         self._file: IO[bytes] | None = None
         self._map: mmap.mmap | None = None
         self._start = self._used = self._size = 0

@@ -20,17 +20,17 @@ class LeftGradient:
 
     part: Tensor  # all of it, or some elements of a large one: see ``in_part``
     some: Tensor  # the elements that are looked at of each tensor of a step: see ``spread``
-    norm: float  # of all of it; inf or NaN where it holds any
+    norm: float  # the norm of the whole gradient; inf or NaN where it holds any
 
 
 @dataclass(eq=False)
 class Sum:
     """The gradients of some micro-batches, from where there were none until an optimizer used them."""
 
-    record: Record  # of the calls of the layers
+    record: Record  # the record of the calls of the layers
     tape: list[Event]  # everything between the network's output and ``backward``
     grads: dict[str, LeftGradient]  # before anything changed them
-    weights: Params  # as the first call of the network had them
+    weights: Params  # the weights in the first call of the network
     first: Called | None  # the first call; None where none was seen
     buffers_after: Params  # after the last call that is a part of it
     # the parameters whose gradients hold the gradients of the update before, too, as the step left them
@@ -90,7 +90,7 @@ class Sum:
 class Taken:
     """One step of an optimizer, some elements of each tensor."""
 
-    optimizer: str  # its name
+    optimizer: str  # the name of the optimizer
     sum: Sum | None  # the sum of its gradients; None where there was no backward since the last step
     settings: Mapping[str, dict[str, Any]]  # by parameter the settings of its group
     given: Params = field(default_factory=dict)  # the gradients as the optimizer got them

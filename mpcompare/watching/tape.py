@@ -81,7 +81,7 @@ class Called:
     number: int = 0
     after: dict[str, Tensor] = field(default_factory=dict)
     layers: dict[str, list[Call]] = field(default_factory=dict)  # the calls of the layers within it
-    hooks: Hooks = field(default_factory=dict)  # of the modules, when it began
+    hooks: Hooks = field(default_factory=dict)  # the hooks of the modules at its beginning
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
     inner: list[Inner] = field(default_factory=list)
     only: frozenset[int] | None = None  # the backward passes whose gradients a replay takes; None: all

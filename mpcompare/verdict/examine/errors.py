@@ -16,7 +16,7 @@ from mpcompare.verdict.judge.drive import Clip, ClipFactor, UpdateError
 from mpcompare.verdict.judge.errors import Errors, GradientError
 
 UNIT_ROUNDOFF = 2.0**-24  # of fp32: rounding changes a number by at most this, relatively
-DIGITS = 8  # of bf16
+DIGITS = 8  # the number of digits of bf16
 HALF = 0.45  # of a gap: nearer to the middle, an error of the exact number could decide to which side it is rounded
 
 

@@ -108,7 +108,7 @@ def _at_the_start(subject: Subject, attempts: Attempts) -> None:
     attempts.found["infinite"] = attempts.take("infinite input", infinite_input, subject, driver)
     attempts.find("again", again, subject, driver.backend)
     attempts.find("padding", padding, subject, driver.backend)
-    del driver  # its backend is freed before the next one is made
+    del driver  # frees its backend before the next backend is made
     if age:
         attempts.find("aged", aged, subject, age)
 

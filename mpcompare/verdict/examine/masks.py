@@ -53,7 +53,7 @@ def masks_of(subject: Subject, as_given: bool) -> Masks | None:
     walk = begun(subject, subject.make_backend(subject.model, subject.scaling), through="forward")
     device = subject.first_batch[0][0].device
     training = state(device) == drawn[walk.in_one_piece] and not masks_depend_on_dtype(device)
-    del walk  # its backend is freed before the next one is made
+    del walk  # frees its backend before the next backend is made
     return Masks(training and as_given, None if training else _samples(subject))
 
 

@@ -11,7 +11,7 @@ from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import KeptStep, can_be_followed, replayed
 from mpcompare.verdict.judge.drive import Drive
 
-ELEMENTS = 1 << 12  # of each tensor
+ELEMENTS = 1 << 12  # the number of elements of each tensor that are kept
 
 
 class Midway(Stepper):

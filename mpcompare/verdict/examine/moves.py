@@ -14,8 +14,8 @@ from torch import Tensor
 from mpcompare.verdict.examine.numerics import places
 from mpcompare.verdict.judge.moves import Moves
 
-ELEMENTS = 1 << 12  # of each tensor
-NUMBERS = 1 << 16  # of steps times tensors at most, so that the record of a long training stays small
+ELEMENTS = 1 << 12  # the number of elements of each tensor that are copied
+NUMBERS = 1 << 16  # the most norms of single tensors that are kept, so that the record of a long training stays small
 
 
 class Digest:

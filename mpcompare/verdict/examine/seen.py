@@ -44,11 +44,11 @@ class Seen:
     lr: float  # the learning rate of the step
     remembered: Remembered = FROM_THE_START  # the state that was loaded before it
     _: KW_ONLY
-    loss: float = math.nan  # as its maker says; NaN where nobody asks
+    loss: float = math.nan  # the loss, as the step's maker says; NaN where nobody asks
     # the gradients before they were clipped, or after it in a step in one piece; empty where none are shown
     grads: Mapping[str, Tensor] = field(default_factory=dict)
     scale: float = 1.0  # the loss scale before the step, as its maker says
-    skipped: bool = False  # as its maker says
+    skipped: bool = False  # whether the step was skipped, as its maker says
     # number, steps: how many updates, and how many steps, were taken before this step
     number: int = 0
     steps: int = 0

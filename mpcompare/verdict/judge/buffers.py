@@ -23,7 +23,7 @@ class Buffer:
 
     dtype: str  # the format in which the backend shows it
     should_dtype: str  # the format that the network keeps it in
-    sketch: list[float]  # of its numbers
+    sketch: list[float]  # the sketch of its numbers
     whole: str = ""  # a whole number, or a fingerprint of several; empty where the network has other numbers
     elements: int = 0  # how many of its numbers are not 0
     short: float = 0.0  # of the numbers that are not 0, the share that have no more digits than a 16-bit format

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mpcompare.precision import FP32, PRECISIONS
 
-MOST = 0.5  # of the numbers of a tensor
+MOST = 0.5  # a larger share is most of the numbers of a tensor
 OPERATORS = {
     "square": "squares", "pow": "powers", "mul": "products", "div": "quotients", "add": "sums", "sub": "differences",
     "sum": "sums", "exp": "exponentials", "mm": "matrix products", "addmm": "matrix products", "bmm": "matrix products",

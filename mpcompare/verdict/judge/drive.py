@@ -10,12 +10,12 @@ from mpcompare.verdict.judge.errors import Errors
 class Gradients:
     """Loss and gradients of one step compared with exact ones."""
 
-    loss: float  # as the backend says
-    exact_loss: float  # in float64
+    loss: float  # the loss, as the backend says
+    exact_loss: float  # the loss in float64
     loss_noise: float  # standard deviation of the loss if each stored activation is rounded once
     gradients: Errors = field(default_factory=dict)  # the error of each gradient; empty where the backend shows none
     micro_batches: MicroBatches | None = None  # None where the step has only one, or no gradients are shown
-    of_tensors: dict[str, MicroBatches] = field(default_factory=dict)  # of each gradient by itself
+    of_tensors: dict[str, MicroBatches] = field(default_factory=dict)  # the counts for each gradient by itself
     subnormal: float = 0.0  # the share of the activations' gradients, times the loss scale, below fp16's normal numbers
     effective_precision: str | None = None  # the precision that the gradients show; None where none are shown
 
@@ -53,8 +53,8 @@ class Clip:
 
     norm: float  # the norm of all gradients before clipping, as the backend says
     norm_after: float  # the norm of the clipped gradients
-    clip_norm: float  # as the task asks for
-    norm_type: float  # as the task asks for
+    clip_norm: float  # the norm to which the task clips
+    norm_type: float  # the order of the norm by which the task clips
     elements: int  # the number of all elements
     should_norm: float | None = None  # the norm before; None where it cannot be seen
     should_factor: float | None = None  # the factor that follows from it
@@ -69,9 +69,9 @@ class Step:
     skipped: bool  # whether the backend says that it skipped
     should_skip: bool  # whether the policy of the loss scale skips
     moved: bool  # whether a weight changed
-    loss_scale: float  # as the backend says, before the step
-    should_scale: float  # as the policy of the loss scale says, the backend's own where it promises one
-    asked_scale: float | None = None  # as the policy says that was asked for; None where both policies are the same
+    loss_scale: float  # the loss scale before the step, as the backend says
+    should_scale: float  # the loss scale by the policy: the backend's own policy where it promises one
+    asked_scale: float | None = None  # the loss scale by the policy asked for; None where both policies are the same
     moved_early: bool = False  # whether a weight changed before the gradients of all micro-batches were there
     finite_after_clip: bool = False  # whether the clipped gradients were finite
 

@@ -23,11 +23,11 @@ from mpcompare.verdict.judge.limits import COARSEST
 
 # The cause where another dtype is one of these.
 TECHNIQUES = {"params": "no master weights", "loss": "loss", "optimizer": "moments"}
-Row = Mapping[str, str]  # of ``Examined.layers``
+Row = Mapping[str, str]  # a row of ``Examined.layers``
 SHORT = {name for name, precision in PRECISIONS.items() if precision.is_16_bit}  # with fewer digits than fp32
 # The classes of layers whose work is products, which autocast computes in the precision's format.
 PRODUCTS = re.compile(r"(Bi)?Linear$|(Lazy)?Conv(Transpose)?[123]d$|(RNN|LSTM|GRU)(Cell)?$")
-COLUMNS = {"forward": "computes", "backward": "backward"}  # of a row
+COLUMNS = {"forward": "computes", "backward": "backward"}  # the columns of a row
 
 
 def checks(case: Case) -> Checks:

@@ -39,7 +39,7 @@ def checks(case: Case) -> Checks:
         return
     if promises.kept(case.run) or case.run.start != case.reference.start:
         return
-    if not math.isfinite(case.run.steps["loss"].iloc[-1]):  # its training diverged, which the losses over the run tell
+    if not math.isfinite(case.run.steps["loss"].iloc[-1]):  # the check of the run's losses sees that training diverged
         return
     correct = [reference, *again]
     losses = [each.loss for each in correct]

@@ -33,7 +33,7 @@ PLACES = {
     "buffer": "the buffer", "parameter": "the gradient of",
 }  # fmt: skip
 SHORT = {name for name, each in FORMATS.items() if each.bytes == 2}
-APART = K**2  # of two errors over their measures, either of which may be K times as wide as it need be
+APART = K**2  # the ratio of two errors over their measures: each measure may be K times as wide as it need be
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Layers(Gradients):
     # by ``input LAYER``, ``output LAYER``, ``gradient LAYER`` and ``buffer BUFFER`` the error there; of several calls
     # the error of the call that is furthest off
     places: dict[str, PlaceError] = field(default_factory=dict)
-    rounding: RoundingErrors = field(default_factory=dict)  # that a rounding of each result makes in a gradient
+    rounding: RoundingErrors = field(default_factory=dict)  # by gradient the error of one rounding of each result
     detached: list[str] = field(default_factory=list)  # the layers that should pass a gradient back, and do not
     # by layer, or ``before LAYER`` for the work before it, what 16 bits cost there, in the order of forward; empty in
     # other precisions
@@ -52,10 +52,10 @@ class Layers(Gradients):
     # for norms whose gradients are further off than roundings make, the errors compared with the gradients that torch's
     # own kernels make of the same operands, where these gradients are nearer
     of_kernels: Errors = field(default_factory=dict)
-    factor: float = 1.0  # of the gradient at the output of the network, the loss scale put aside
+    factor: float = 1.0  # the factor of the gradient at the output of the network, without the loss scale
     # by place, as in ``places``, the format in which the place is computed, if it is the other format of 16 bits
     formats: dict[str, str] = field(default_factory=dict)
-    # by place in the code of the network the format of the numbers by which it chooses between its layers
+    # by place in the network's code, the format of the numbers by which the network chooses between its layers
     choices: dict[str, str] = field(default_factory=dict)
     # whether the network was called once for each micro-batch, with its rows as they are; other rows would draw other
     # masks

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class Layer:
     """The owner of a tensor."""
 
-    layer: str  # its name
-    kind: str  # its class
+    layer: str  # the name of the layer
+    kind: str  # the class of the layer
     inside: list[str]  # the classes of the modules around it, the outermost first
     part: str  # the tensor's name in it, such as ``weight``
     place: int  # among the layers in the order of their calls; -1 for one that is no layer of its own

@@ -16,8 +16,8 @@ WHERE = "where weights and inputs are 0, as in a row of padding"
 class Padding:
     """A step at weights and inputs of 0."""
 
-    loss: float  # as the backend says
-    exact_loss: float  # of a few rows in fp32, a finite number
+    loss: float  # the loss, as the backend says
+    exact_loss: float  # the loss of a few rows in fp32, a finite number
     finite: dict[str, bool] = field(default_factory=dict)  # whether each tensor that is finite in fp32 is finite
 
 

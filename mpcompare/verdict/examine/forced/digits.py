@@ -20,7 +20,7 @@ from mpcompare.verdict.examine.forced.roundings import computed
 from mpcompare.verdict.judge.digits import Digits
 
 MASK = 2.0**127  # numbers from here on stand for infinity, such as the numbers of a mask
-VARIANCE = 3  # of a rounding that is uniform in +- u: u^2 / 3
+VARIANCE = 3  # a rounding that is uniform in +- u has the variance u^2 / 3
 
 
 class Ranges(TorchDispatchMode):

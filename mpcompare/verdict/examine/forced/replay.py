@@ -40,7 +40,7 @@ from mpcompare.verdict.examine.numerics import numbers, spread
 from mpcompare.verdict.examine.oracle import shares_of
 
 DROPOUT = nn.modules.dropout._DropoutNd
-REPEATED = 2.0**-7  # of the size of what arrives: a repeated call may be off by so much in 16 bits
+REPEATED = 2.0**-7  # a repeated call may differ in 16 bits by this share of the size of what arrives
 
 
 @dataclass

@@ -51,7 +51,7 @@ class Recorded:
     network: nn.Module  # in the state that the step began with, fp32
     loss_fn: Loss
     batches: Batches
-    loss: float  # as the backend says
+    loss: float  # the loss, as the backend says
     grads: Mapping[str, Tensor]  # by parameter, unscaled and not clipped; a large one of a loop is ``in_part``
     scale: float  # the loss scale
     buffers: Mapping[str, Tensor]  # after the step

@@ -1,4 +1,4 @@
-"""Defects of a step: what it is given, what it remembers, and what it leaves."""
+"""Defects of a step: its gradients, the moments that it keeps, and the weights and buffers that it leaves."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -23,7 +23,7 @@ LOST = 0.5  # a tensor does not train if a larger share of its updates is rounde
 
 
 def of_updates(look: Look, updates: Mapping[str, Updates]) -> Iterator[Defect]:
-    """Yields updates that the optimizer's rule does not make, and what it remembers after them if that is wrong."""
+    """Yields updates that the optimizer's rule does not make, and moments that are wrong after right updates."""
     for name, update in updates.items():
         short = any(e.short > LOST for each in update.drive.updates for e in each.values())
         run = as_examined(look, "bf16" if short else "fp32", Recipe(1))

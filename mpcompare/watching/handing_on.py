@@ -32,7 +32,7 @@ class HandedOn:
 
     @property
     def clip_norm(self) -> float | None:
-        """The norm to which the gradients were clipped, if that is what was done."""
+        """The norm to which the gradients were clipped; None if they were not clipped."""
         clipped = self.one and self.factor < 1 - SAME and not self.rest
         return rounded(self.factor * (self.norm + 1e-6)) if clipped else None
 

@@ -3,8 +3,8 @@
 - *Value.* One step at the initial weights, from a state as it is after long training. The loss scale needs one more
   good step to grow, and the optimizer counts 2048 updates: after 2048 no 16-bit format holds one more.
 - *Limit.* Gradients as `later steps`. Loss scale and count exactly. The update has the limit of one update, from
-  moments that are known. This is so narrow that an AdamW that decays after the update is found, which changes 1e-5 of
-  it.
+  moments that are known. So an AdamW that decays after the update is found, though this changes only 1e-5 of the
+  update.
 """
 
 from dataclasses import dataclass, field

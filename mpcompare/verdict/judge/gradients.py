@@ -81,7 +81,7 @@ def gradient_checks(
 
 
 def _signed(errors: Mapping[str, TensorError], where: str, cause: str, because: str) -> Checks:
-    """Yields the part of each error in the direction of the gradient; with its own cause where nothing else failed."""
+    """Yields the check of each error's part along the gradient. It has a cause of its own where nothing else failed."""
     for name, e in errors.items():
         if e.of is None or e.signed_limit is None:
             continue
@@ -92,7 +92,7 @@ def _signed(errors: Mapping[str, TensorError], where: str, cause: str, because: 
 
 
 def errors_of(run: Examined, step: Pass, roundings: RoundingErrors) -> dict[str, TensorError]:
-    """Returns the error and the limit of each gradient; a reference that diverged is no measure."""
+    """Returns the error and the limit of each gradient. A reference that diverged is no measure."""
     overflowed, errors = not_finite(step.own), {}
     for name, e in step.reference.gradients.items():
         rounding = roundings.get(name)

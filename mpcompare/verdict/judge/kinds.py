@@ -1,9 +1,9 @@
 """The checks in the order of their power to explain: the first that fails is the cause of what fails after it.
 
-Each is a file of its name: what was found, numbers, limits that are derived, and the cause where they do not hold.
+Each check is a file of its name: what was found, numbers, derived limits, and the cause if a limit does not hold.
 Limits come from the rounding of the precision, from the errors that the reference makes itself, or from the noise that
-it measured; none was chosen so that something passes. To add a check, write its file, and its name in ``ORDER``. The
-file begins with the question, the value and the limit, of which ``scripts/docs_numbers.py`` makes docs/checks.md.
+was measured. None was chosen so that something passes. To add a check, write its file, and its name in ``ORDER``. The
+file begins with the question, the value and the limit: ``scripts/docs_numbers.py`` makes docs/checks.md of them.
 """
 
 from dataclasses import replace

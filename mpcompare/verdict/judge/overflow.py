@@ -21,9 +21,9 @@ def checks(case: Case) -> Checks:
     """Yields checks of the skipped training steps, and of the passes ``first``, ``overflow`` and ``infinite
     input``.
 
-    A backend may hold gradients in fp16 which the reference holds in fp32, such as the gradient of a scale that
-    multiplies all logits, or gradients of a network that autocast leaves in fp32. It overflows as long as the exact
-    gradients times the loss scale do. Such steps are not counted.
+    A backend may hold gradients in fp16 which the reference holds in fp32. A scale that multiplies all logits has such
+    a gradient, and so has a network that autocast leaves in fp32. The backend overflows as long as the exact gradients
+    times the loss scale do. Such steps are not counted.
     """
     if case.is_reference or case.run.findings.promises.loss_scale:
         return

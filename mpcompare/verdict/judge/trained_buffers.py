@@ -4,7 +4,7 @@
   compared with amp's.
 - *Limit after the next step.* As for a gradient, without a rounding of the numbers themselves.
 - *Limit at the end.* Whole numbers exactly. All others together as `run`, and one rounding of what they are made of. No
-  buffer holds inf or NaN if all weights are finite, in amp either.
+  buffer holds inf or NaN if all weights are finite. This holds for amp, too.
 """
 
 import math

@@ -24,7 +24,7 @@ def watch(
         optimizer: the optimizer of its parameters, or a wrapper of it; or several by name, or in a list.
         steps: the number of updates that are looked at.
         after: the number of updates before the first look.
-        every: the number of updates from one look to the next; None: there is one look.
+        every: the number of updates from the beginning of one look to the next; None: there is one look.
         eager: runs compiled code without the compiler in the updates that are looked at, so that its layers are seen.
             The layers then have the roundings of eager mode, and not the roundings of the compiled code.
 

@@ -11,7 +11,7 @@ from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.examine.numerics import short_share
 from mpcompare.watching.steps import Taken
 
-SHORT = 0.9  # a tensor has 16-bit digits if a larger share of its numbers has them: sums may have more by chance
+SHORT = 0.9  # a tensor has 16-bit digits if more of its numbers have them: in a sum some have them by chance
 SAME = 64 * UNIT_ROUNDOFF  # distance of equal factors: roundings of a norm, its quotient, a product, and their sums
 
 CLIPS = ("mul", "div", "clamp")  # parts of the names of operators that clip

@@ -56,7 +56,7 @@ def checks(case: Case) -> Checks:
 
 
 def _has_learned(losses: Sequence[float]) -> bool:
-    """Returns whether training has lowered the loss: the mean of its last quarter is less than of its first quarter."""
+    """Returns whether training has lowered the loss: its last quarter has a smaller mean than its first quarter."""
     quarter = max(len(losses) // 4, 1)
     return float(np.mean(losses[-quarter:])) < float(np.mean(losses[:quarter]))
 

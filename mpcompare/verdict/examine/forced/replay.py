@@ -101,7 +101,7 @@ class Replay:
         self.weights = Weights(self.network, self.dtype, self.storage, self.cast)
         self.sums = GradientSums(self._calls_of_parameters(), self.weights.between, self.summed)
         self.arrived: dict[str, list[float]] = {}
-        self.in_fp32: dict[str, float] = {}  # by shift of a norm, or embedding, held in fp32 the terms of its gradient
+        self.in_fp32: dict[str, float] = {}  # by shift of a norm, or embedding, in fp32: its gradient's number of terms
         self.gains: set[str] = set()  # the gains of norms held in fp32
         self.casts: dict[str, set[torch.dtype]] = {}  # by place the formats of 16 bits that the network itself asks for
         self.detached: list[str] = []  # layers whose output passes no gradient back, and should

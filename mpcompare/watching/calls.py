@@ -86,6 +86,7 @@ class Calls:
             begins=torch.autograd._get_sequence_nr() - 1,
             given={at: slot for at, slot in slots.items() if slot is not None},
             foreign=bool(inputs),
+            weights=self.weights,
             moves=self.moves,
             autocast=autocast_dtype(),
             number=self.count,

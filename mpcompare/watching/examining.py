@@ -77,7 +77,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     try:
         network = as_it_was(look.network, seen)
         with torch.no_grad():
-            kernels = of_kernels(network, seen.record, seen.buffers_after)
+            kernels = of_kernels(network, seen.record_of_still(), seen.buffers_after)
         loss = 0.0 if hidden else sum(root.loss for root in seen.roots)  # a hidden loss is not judged
         batches: Any = [None] * len(seen.roots)
         grads = {name: g.part for name, g in seen.grads.items()}

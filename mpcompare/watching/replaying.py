@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from mpcompare import generators
 from mpcompare.dtypes import HALF
 from mpcompare.tasks.copies import copy_of
+from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.kernels import Kernels
@@ -29,7 +30,7 @@ from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.hooks_then import hooks_then
-from mpcompare.watching.steps import Sum
+from mpcompare.watching.steps import Sum, moved_from
 from mpcompare.watching.tape import Called, Event, Inner, Op, Own, Root, Slot, needed
 
 
@@ -40,6 +41,7 @@ class FromTheRoot(Replay):
     Attributes:
         events: the events of the tape.
         owned: the names of the parameters that optimizers have. Others get no gradient: nobody would clear it.
+        begun: the weights of the first call, which the network has.
         derivatives: of the user's own functions; ``finds_out`` is whether this replay finds out which are wrong.
         kernels: what torch's own layers make of the recorded operands.
         shares: found when it has run: for each loss that a root is made of, the derivative of the root by this loss.
@@ -49,13 +51,14 @@ class FromTheRoot(Replay):
 
     events: tuple[Event, ...] = ()
     owned: frozenset[str] = frozenset()
+    begun: Params = field(default_factory=dict)
     derivatives: Derivatives = field(default_factory=Derivatives)
     finds_out: bool = False
     kernels: Kernels = field(default_factory=Kernels)
 
     def plays(self, seen: Sum) -> None:
         """Is told which sum it plays."""
-        self.events, self.owned = tuple(seen.tape), frozenset(seen.owned)
+        self.events, self.owned, self.begun = tuple(seen.tape), frozenset(seen.owned), seen.weights
 
     def whole(self, name: str, gradient: Tensor) -> None:
         """Compares the gradient that torch's own layers make with the exact one, and hands the gradient on."""
@@ -133,6 +136,7 @@ class FromTheRoot(Replay):
         with torch._C.DisableTorchFunction():  # a loss of the generator may freeze the discriminator for its call
             for name, p in self.network.named_parameters():
                 p.requires_grad_(name in event.trained & self.owned)
+        self.weights.moved = moved_from(self.begun, event)
         if self.latest is not None:  # the loop may have called the network in between, without gradients
             _move_buffers(self.network, self.latest.after, event.buffers)
         self.latest = event

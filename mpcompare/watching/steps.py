@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Record
+from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.watching.tape import Called, Event, Op, Root
 
 PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
@@ -57,6 +58,11 @@ class Sum:
         """The calls of the network, or of its parts."""
         return [event for event in self.tape if isinstance(event, Called)]
 
+    def record_of_still(self) -> Record:
+        """Returns the record without the layers whose weights move between two calls of the network."""
+        moved = {name.rpartition(".")[0] for called in self.calls for name in moved_from(self.weights, called)}
+        return replace(self.record, calls={n: c for n, c in self.record.calls.items() if n not in moved})
+
     @property
     def ops(self) -> list[Op]:
         """The functions of torch that the loop called."""
@@ -84,6 +90,11 @@ class Sum:
     def scale(self) -> float:
         """The first of the loss scales; 1 where no scaler multiplied a loss."""
         return next(iter(self.scales), 1.0)
+
+
+def moved_from(begun: Params, called: Called) -> Params:
+    """Returns the weights of a call that differ from the weights of the first call, ``begun``."""
+    return {n: w for n, w in called.weights.items() if w is not begun[n] and not same_bits(w, begun[n])}
 
 
 @dataclass

@@ -243,13 +243,11 @@ class Sums:
         forgotten = [n for n in stale if n not in self._meant]
         if stale:
             self.calls.hide("the gradients of the update before are still in them")
-        if any(called.moves < self.calls.moves for called in used):
-            self.calls.hide("the weights move between the calls of the network")
         self._closed = Sum(
             record=record,
             tape=tape,
             grads={n: g for n, g in (self._kept or {}).items() if n not in others},
-            weights=self.calls.weights or {},
+            weights=used[0].weights if used else {},
             first=used[0] if used else None,
             buffers_after=used[-1].after if used and used[-1].number < self.calls.count else self.calls.buffers(),
             stale=forgotten,

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.dtypes import HALF
 from mpcompare.generators import DeviceGenerator, GeneratorStates
+from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Call
 from mpcompare.watching.attributes import Attributes
 from mpcompare.watching.hooks_then import Hooks
@@ -61,9 +62,9 @@ class Inner:
 class Called:
     """A call of the network, or of a part of it. It has the slots of its outputs. It has the states of the generators,
     the buffers, the plain attributes of each module, the parameters that required a gradient and the dtype of autocast
-    as they were at its beginning. ``moves`` counts how often the loop had moved the weights without a step, ``number``
-    the calls of the network. ``after`` has the buffers at its end. ``inner`` are the values within it that the loop
-    uses."""
+    as they were at its beginning. ``weights`` are the weights that it had. ``moves`` counts how often the loop had moved
+    them without a step, ``number`` the calls of the network. ``after`` has the buffers at its end. ``inner`` are the
+    values within it that the loop uses."""
 
     part: str  # the name of the module that the loop calls; empty: all of the network
     slots: list[Slot | None]
@@ -75,6 +76,7 @@ class Called:
     begins: int  # the number that autograd gave the last function before the functions of the network
     # by place the inputs that depend on parameters, or that the loop computes from the outputs of other calls
     given: dict[int, Slot | Own]
+    weights: Params = field(default_factory=dict)
     foreign: bool = False  # whether its inputs require gradients
     moves: int = 0
     autocast: torch.dtype | None = None

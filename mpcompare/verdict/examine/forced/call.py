@@ -78,7 +78,7 @@ class ForcedLayer(At):
     differentiates: bool = True
 
     def __post_init__(self) -> None:
-        self.half = half_of(self.module, self.call)
+        self.half, self.moved = half_of(self.module, self.call), self.replay.weights.moved
 
     @property
     def dtype(self) -> torch.dtype:
@@ -118,7 +118,7 @@ class ForcedLayer(At):
         for value, recorded in self._copies(values):
             fill(value, self._recorded(recorded), self.replay.operand)
         for name, p in self.module.named_parameters():
-            fill(params[name], self.replay.weights.numbers(p, self._stored(name)), self.replay.operand)
+            fill(params[name], self.replay.weights.numbers(p, self._stored(name), self.moved), self.replay.operand)
 
     def marks(self, params: Params) -> dict[str, tuple[int, float]]:
         """Returns marks of the parameters. A mark changes when the layer's forward writes the parameter. Torch's own

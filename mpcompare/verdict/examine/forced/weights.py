@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from mpcompare.dtypes import HALF
 from mpcompare.tasks.cast import PRODUCTS
-from mpcompare.tasks.task import sharing_parameters
+from mpcompare.tasks.task import Params, sharing_parameters
 from mpcompare.verdict.examine.forced.record import in_backward, is_real
 from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
 
@@ -39,6 +39,7 @@ class Weights(TorchFunctionMode):
         between: by name the parameters that are used between layers, as leaves of autograd's graph.
         constant: is given constants that the network casts to a format of 16 bits, and returns the constants to take.
         asked: the formats of 16 bits that the network itself has asked for since somebody emptied it.
+        moved: by name the numbers of parameters that the call of the network under way has in place of its own.
     """
 
     def __init__(
@@ -55,19 +56,24 @@ class Weights(TorchFunctionMode):
         self.autocast = False  # whether the step was under autocast
         self.between: dict[str, Tensor] = {}
         self.asked: set[torch.dtype] = set()
+        self.moved: Params = {}
 
     def cast(self, p: Tensor, held: torch.dtype | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Returns a new tensor of a parameter's numbers, as they are in the dtype ``held``, in ``dtype``; None: in the
         dtype of the replay."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            own = self.numbers(p, held)
+            own = self.numbers(p, held, self.moved)
             return own.to(as_complex(dtype or self.dtype, own), copy=True)
 
-    def numbers(self, p: Tensor, held: torch.dtype | None = None) -> Tensor:
-        """Returns a parameter's numbers, as they are in the dtype ``held``, in any dtype."""
+    def numbers(self, p: Tensor, held: torch.dtype | None, moved: Params) -> Tensor:
+        """Returns a parameter's numbers, as they are in the dtype ``held``, in any dtype.
+
+        Args:
+            moved: by name those that a call has in their place.
+        """
         name = self.names[id(p)]
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            source = self.between.get(name, p).detach()
+            source = moved.get(name, self.between.get(name, p)).detach()
             return source.to(self.held.get(name, source.dtype)).to(held or source.dtype)
 
     def taken(self, value: Any) -> Any:
@@ -75,10 +81,10 @@ class Weights(TorchFunctionMode):
         if not isinstance(value, nn.Parameter) or (name := self.names.get(id(value))) is None:
             return value
         if name not in self.between:
-            leaf = self.cast(value)
             with torch._C.DisableTorchFunction():
+                leaf = self.numbers(value, None, {}).to(as_complex(self.dtype, value), copy=True)
                 self.between[name] = leaf.requires_grad_(value.requires_grad)
-        return self.between[name]
+        return Instead.apply(self.between[name], self.cast(value)) if name in self.moved else self.between[name]
 
     def copied(self, value: Any) -> Any:
         """Returns a value that autocast casts to 16 bits. Nobody writes into this cast, though hooks may write into a
@@ -100,6 +106,18 @@ class Weights(TorchFunctionMode):
         result = call_widened(func, args, kwargs, self.dtype, self.stored)
         is_constant = is_real(result) and not result.requires_grad
         return self.constant(result, asked.pop()) if asked and is_constant else result
+
+
+class Instead(torch.autograd.Function):
+    """Other numbers in the place of a tensor's, to which their gradient goes."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, numbers: Tensor) -> Tensor:
+        return numbers
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
 
 
 def backward(ends: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:

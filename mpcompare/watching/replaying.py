@@ -214,13 +214,12 @@ class FromTheRoot(Replay):
             self._round_within(list(filter(is_real, found)), [leaf for leaf in leaves if is_real(leaf)])
         for slot, value, dtype in zip(op.results, found, op.dtypes, strict=True):
             if slot is not None:
-                is_written = slot in self.written
                 is_stored = (dtype in HALF or (self.stores_all and is_real(value))) and op.writes is None
-                # A value that is written into later must not be a view that a function of ours made, nor the base of
-                # such a view. A view has the numbers of its base, which are stored.
+                # If a value is written into later, or a view of it is, then the value must not be a view that a function
+                # of ours made, nor the base of such a view. A view has the numbers of its base, which are stored.
                 is_stored &= not (self.written and is_real(value) and value._is_view())
                 stored = _Stored.apply(value, self) if is_stored else value
-                values[slot] = stored.clone() if is_stored and is_written else stored
+                values[slot] = stored.clone() if is_stored and self.written else stored
 
     def _round_within(self, results: list[Tensor], given: list[Tensor]) -> None:
         """Lets the operators of backward round within a function that calls several, such as a function that normalizes

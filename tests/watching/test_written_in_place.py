@@ -48,6 +48,30 @@ class Skip(nn.Module):
         return x + self.conv(self.relu(x))
 
 
+class SkipOfBase(nn.Module):
+    """Goes on from what it has a view of, into which its activation writes."""
+
+    def __init__(self, view):
+        super().__init__()
+        self.view, self.relu, self.linear = view, nn.ReLU(inplace=True), nn.Linear(16, 16)
+
+    def forward(self, x):
+        seen = self.view(x)
+        return x.flatten(2) + self.linear(self.relu(seen)) + seen
+
+
+class Half(nn.Module):
+    """Rectifies half of the channels in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        self.relu(x[:, :4])
+        return x
+
+
 class Halved(torch.autograd.Function):
     """Doubles its input in place, and passes half of the gradient."""
 
@@ -73,6 +97,8 @@ NETWORKS = {
     "added": [Added(), nn.Flatten()],
     "wrong": [nn.InstanceNorm2d(8, affine=True), Wrong(), nn.Flatten()],
     "skip": [Skip(), nn.Flatten()],
+    "skip of a base": [SkipOfBase(nn.Flatten(2)), nn.Flatten()],
+    "half": [Half(), nn.Flatten()],
     "dropped": [nn.InstanceNorm2d(8), nn.Dropout2d(0.5, inplace=True), nn.Flatten()],
 }
 
@@ -95,6 +121,20 @@ def test_an_output_that_is_written_into_is_seen(name, dtype):
     assert all(map(torch.equal, watched.weights(), plain.weights()))
 
 
+def test_what_goes_on_from_the_base_of_a_written_view_is_compared():
+    class Wrong(SkipOfBase):
+        def forward(self, x):
+            seen = self.view(x)
+            y = self.linear(self.relu(seen))
+            return x.flatten(2) + y * (2 if x.requires_grad and x.dtype is not torch.float64 else 1)
+
+    made = replace(
+        loop("flat", torch.float32),
+        make=lambda: nn.Sequential(nn.Conv2d(3, 8, 3), Wrong(nn.Flatten(2)), nn.Flatten(), nn.Linear(8 * 16, 5)),
+    )
+    assert "3" in {each.place for each in made.run(mpcompare.watch).defects}
+
+
 def test_a_wrong_gradient_that_comes_through_the_base_is_found():
     assert {each.place for each in loop("wrong", torch.bfloat16).run(mpcompare.watch).defects} & {"1", "2"}
 
@@ -114,10 +154,23 @@ class Residual(nn.Module):
         return self.relu(y)
 
 
+class OfView(nn.Module):
+    """Writes into a view, and goes on from it and from what it is a view of."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.relu, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True), nn.Linear(36, 4)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(self.relu(y.flatten(2))) + y.mean()
+
+
+@pytest.mark.parametrize("network", [Residual, OfView])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_loss_of_features_that_are_written_in_place_is_seen(dtype):
+def test_a_loss_of_features_that_are_written_in_place_is_seen(dtype, network):
     torch.manual_seed(1)
-    features = Residual().requires_grad_(False)
+    features = network().requires_grad_(False)
 
     def loss(output, target):
         return F.mse_loss(features(output), features(target))

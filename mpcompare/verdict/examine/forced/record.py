@@ -48,7 +48,7 @@ class Call:
     held: dict[str, torch.dtype] = field(default_factory=dict)
     tracked: bool = False  # whether an input, or a parameter, requires a gradient
     passes: list[bool] = field(default_factory=list)  # whether each output requires a gradient
-    # the identity of each tensor that was given, and how often it had been written to
+    # where the numbers of each tensor that was given are in memory, and how often the tensor had been written to
     marks: set[tuple[int, int]] = field(default_factory=set)
     arguments: TreeSpec | None = None  # the nest of the arguments
     rectified: bool = False  # whether the outputs are known where they are positive, and are 0 elsewhere
@@ -224,7 +224,7 @@ class Recorder:
         given, own = tree_flatten((args, kwargs))[0], dict(module.named_parameters())
         tracked = any(isinstance(t, Tensor) and t.requires_grad for t in (*given, *own.values()))
         held = {name: p.dtype for name, p in own.items()}
-        marks = {(id(t), t._version) for t in given if isinstance(t, Tensor) and not t.is_inference()}
+        marks = {_mark(t) for t in given if _is_marked(t)}
         call = Call([self._kept(value) for value in given], held=held, tracked=tracked, marks=marks)
         call.arguments = tree_flatten((args, kwargs))[1]
         call.autocast = autocast_dtype()
@@ -298,7 +298,8 @@ class Recorder:
             node.register_prehook(partial(self.guard, self._put_again, call, place, hooks, number, self.life))
         base = value._base if value._is_view() else None
         if base is not None and base.grad_fn is not None and base.dtype is value.dtype:
-            through = partial(self.guard, self._put_through, name, call, place, View(value, base))
+            view = View(value, base, call.into is not None)
+            through = partial(self.guard, self._put_through, name, call, place, view)
             base.grad_fn.register_prehook(through)
 
     def _kept(self, value: Any) -> Any:
@@ -330,9 +331,14 @@ class Recorder:
 
     def _put_through(self, name: str, call: Call, place: int, view: View, arrived: Sequence[Tensor | None]) -> None:
         """Keeps the gradient of an output that is a view and was written into since, as by an activation in place.
-        Autograd then takes its gradient through the base of the view, and no hook of the output is called."""
-        gradient = arrived[view.number]
-        if gradient is not None and view.is_written() and self._gradients(call)[place] is None:
+        Autograd then takes its gradient through the base of the view, and no hook of the output is called. The output
+        of such an activation has the gradients of all that goes on from the base."""
+        gradient, gradients = arrived[view.number], self._gradients(call)
+        if gradient is None:
+            return
+        if view.is_new:
+            gradients[place] = None
+        if view.is_written() and gradients[place] is None:
             self._put(name, call, place, view.of(gradient))
 
     def _first_run(self, name: str, again: Call) -> Call:
@@ -377,7 +383,17 @@ def _without_gradient() -> bool:
 
 
 def _hands_on(call: Call, result: Any) -> bool:
-    """Returns whether a module hands on one of its arguments as it is, like ``nn.Identity``. The record of the argument
-    is then the record of the result."""
-    tracked = [v for v in tree_flatten(result)[0] if isinstance(v, Tensor) and not v.is_inference()]
-    return any((id(v), v._version) in call.marks for v in tracked)
+    """Returns whether a module hands on one of its arguments as it is, like ``nn.Identity``, or a view of an argument,
+    like ``nn.Flatten``. The record of the argument is then the record of the result: what is written into one of the
+    two is written into the other."""
+    return any(_mark(v) in call.marks for v in tree_flatten(result)[0] if _is_marked(v))
+
+
+def _is_marked(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor) and value.layout is torch.strided and not value.is_inference() and value.numel() > 0
+    )
+
+
+def _mark(tensor: Tensor) -> tuple[int, int]:
+    return tensor.untyped_storage().data_ptr(), tensor._version

@@ -379,12 +379,15 @@ class Replay:
 
 def _written(x: Tensor, y: Tensor) -> Tensor:
     """Writes the output of a layer into its input, as the layer did, and returns what the network goes on with. A skip
-    connection may hand on this input, as in the U-Net of pix2pix. A view stays as it is: a function of ours may have
-    made the view, and then nobody can write into it."""
-    if not torch.is_grad_enabled() or x._is_view() or (x.is_leaf and x.requires_grad):
+    connection may hand on this input, as in the U-Net of pix2pix, or the base of this input. A view that a function of
+    ours has made stays as it is: nobody can write into it."""
+    if not torch.is_grad_enabled() or (x.is_leaf and x.requires_grad):
         return y
     with torch._C.DisableTorchFunction(), _disable_current_modes():
-        return x.detach_().copy_(y)
+        try:
+            return x.copy_(y) if x._is_view() else x.detach_().copy_(y)
+        except RuntimeError:
+            return y
 
 
 @contextmanager

@@ -5,17 +5,18 @@ from torch import Tensor
 
 
 class View:
-    """A tensor that is a view of another tensor, its base."""
+    """A tensor that is a view of another tensor, its base. ``is_new`` is whether a layer has just written into it."""
 
-    def __init__(self, value: Tensor, base: Tensor) -> None:
+    def __init__(self, value: Tensor, base: Tensor, is_new: bool = False) -> None:
+        self.is_new = is_new
         self.number = base.output_nr  # the number of the base among the results of its function
         self._numbers, self._version = value.detach(), value._version  # a detached tensor counts the same writes
         self._base = base.shape, base.stride()
         self._place = value.shape, value.stride(), value.storage_offset() - base.storage_offset()
 
     def is_written(self) -> bool:
-        """Returns whether something was written into it since."""
-        return self._numbers._version != self._version
+        """Returns whether something was written into it."""
+        return self.is_new or self._numbers._version != self._version
 
     def of(self, gradient: Tensor) -> Tensor:
         """Returns the same view of a gradient of the base."""

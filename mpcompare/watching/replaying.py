@@ -215,8 +215,8 @@ class FromTheRoot(Replay):
         for slot, value, dtype in zip(op.results, found, op.dtypes, strict=True):
             if slot is not None:
                 is_stored = (dtype in HALF or (self.stores_all and is_real(value))) and op.writes is None
-                # If a value is written into later, or a view of it is, then the value must not be a view that a function
-                # of ours made, nor the base of such a view. A view has the numbers of its base, which are stored.
+                # A value may be written into later, or a view of it. Then it must not be a view that a function of ours
+                # made, nor the base of such a view. A view has the numbers of its base, which are stored.
                 is_stored &= not (self.written and is_real(value) and value._is_view())
                 stored = _Stored.apply(value, self) if is_stored else value
                 values[slot] = stored.clone() if is_stored and self.written else stored

@@ -62,9 +62,9 @@ class Inner:
 class Called:
     """A call of the network, or of a part of it. It has the slots of its outputs. It has the states of the generators,
     the buffers, the plain attributes of each module, the parameters that required a gradient and the dtype of autocast
-    as they were at its beginning. ``weights`` are the weights that it had. ``moves`` counts how often the loop had moved
-    them without a step, ``number`` the calls of the network. ``after`` has the buffers at its end. ``inner`` are the
-    values within it that the loop uses."""
+    as they were at its beginning. ``weights`` are the weights that it had. ``moves`` counts how often the loop had
+    moved them without a step, ``number`` the calls of the network. ``after`` has the buffers at its end. ``inner`` are
+    the values within it that the loop uses."""
 
     part: str  # the name of the module that the loop calls; empty: all of the network
     slots: list[Slot | None]

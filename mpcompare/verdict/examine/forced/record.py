@@ -134,13 +134,15 @@ def calls_of(products: Products, inputs: Sequence[Tensor]) -> dict[str, list[Cal
 
 class Hook:
     """A hook of one module. It does nothing in a copy of the module, such as an average of weights, in a file, or while
-    somebody compiles a function that calls the module."""
+    somebody compiles a function that calls the module. It also does nothing if somebody has put another forward in the
+    place of the module's since. The other forward calls some of the modules within, or none."""
 
     def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
-        self.module, self.call = module, call
+        self.module, self.call, self.forward = module, call, vars(module).get("forward")
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
-        return self.call(module, *given) if module is self.module and not torch.compiler.is_compiling() else None
+        is_own = module is self.module and vars(module).get("forward") is self.forward
+        return self.call(module, *given) if is_own and not torch.compiler.is_compiling() else None
 
     def __reduce__(self) -> Any:
         return _of_copy, ()

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,20 @@ from mpcompare.watching.guard import Guard
 from mpcompare.watching.hooks_then import hooks_of
 from mpcompare.watching.reasons import Reasons
 from mpcompare.watching.spool import Spool
-from mpcompare.watching.tape import Called, Event, Inner, Op, Own, Root, Slot, Tape, needed, of_the_network
+from mpcompare.watching.tape import (
+    Called,
+    Event,
+    Inner,
+    Op,
+    Other,
+    Own,
+    Root,
+    Slot,
+    Tape,
+    is_open,
+    needed,
+    of_the_network,
+)
 
 
 class Calls:
@@ -60,20 +73,26 @@ class Calls:
         """Begins a call of the network, or of the part of it that has this name."""
         self.recorder.open, self.recorder.whole = [], []  # drops what a call left that stopped with an error
         self._drop_lost()
-        now = {name: self.spool.some(p) for name, p in self.params.items()}
-        moved = self.weights is not None and not all(same_bits(p, now[name]) for name, p in self._latest.items())
+        params = dict(self.network.named_parameters())
+        others = self._others(params)
+        own = {
+            name: p if name not in others or others[name].slot.is_leaf else self.params[name]
+            for name, p in params.items()
+        }
+        now = {name: self.spool.some(p) for name, p in own.items()}
+        moved = self.weights is not None and not (
+            self._latest.keys() == now.keys() and all(same_bits(p, now[name]) for name, p in self._latest.items())
+        )
         if self.weights is None or moved:
             self.called = {} if moved else now  # a loop may move them to and fro, as sharpness-aware minimization does
-            self.weights = {name: self.spool.copy(p) for name, p in self.params.items()}
+            self.weights = {name: self.spool.copy(p) for name, p in own.items()}
         self.moves, self._latest = self.moves + moved, now
         self.training = module.training
-        if any(id(p) not in self.names for p in self.network.parameters()):
-            self.hide("the network is called with other parameters than its own")
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
         inputs = {at: v for at, v in enumerate(tree_leaves(given)) if isinstance(v, Tensor) and v.requires_grad}
         slots = {at: self._given(v) for at, v in inputs.items()}
         attributes = attributes_of(self.network, self.spool.copy)
-        trained = frozenset(name for name, p in self.params.items() if p.requires_grad)
+        trained = frozenset(name for name, p in params.items() if p.requires_grad and id(p) in self.names)
         self.recorder.life = _Life()
         return Called(
             part=part,
@@ -85,6 +104,7 @@ class Calls:
             first=first,
             begins=torch.autograd._get_sequence_nr() - 1,
             given={at: slot for at, slot in slots.items() if slot is not None},
+            others=others,
             foreign=bool(inputs),
             weights=self.weights,
             moves=self.moves,
@@ -92,6 +112,11 @@ class Calls:
             number=self.count,
             hooks=hooks_of(self.network),
         )
+
+    def _others(self, params: Mapping[str, Tensor]) -> dict[str, Other]:
+        """Returns the parameters of a call that the loop has computed."""
+        slots = {name: self._given(p) for name, p in params.items() if id(p) not in self.names}
+        return {n: Other(slot, self.spool.copy(params[n])) for n, slot in slots.items() if isinstance(slot, Slot)}
 
     def _given(self, value: Tensor) -> Slot | Own | None:
         """Returns the slot of an input of the network that the loop has computed, or its name if the input is a
@@ -147,8 +172,9 @@ class Calls:
         """Returns copies of the network's buffers."""
         return {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
 
-    def passed(self, retains: bool, root: Root | None = None) -> None:
-        """Is told that a backward has come to its end. If it has no root, the loop asked for some gradients alone."""
+    def passed(self, retains: bool, root: Root | None = None) -> frozenset[int]:
+        """Is told that a backward has come to its end, and returns the numbers of its passes. If it has no root, the
+        loop asked for some gradients alone."""
         self._take_reason()
         passes = frozenset(self._passes)
         self._passes.clear()
@@ -157,6 +183,7 @@ class Calls:
             root.passes = passes
             self.tape.events.append(root)
             self.reasons.age()
+        return passes
 
     def concerns(self, root: Root, tensors: Sequence[Tensor]) -> bool:
         """Returns whether a backward may come to the network."""
@@ -202,6 +229,7 @@ class Calls:
         own, used = of_the_network(tape), [event for event in tape if isinstance(event, Called)]
         for called in used:
             called.given = {at: v for at, v in called.given.items() if isinstance(v, Own) or v in own}
+            called.others = {name: v for name, v in called.others.items() if v.slot in own}
         record = Record(defaultdict(list), self.noted.drawn)
         try:
             tape = _one_call_each(tape)
@@ -236,7 +264,10 @@ def _one_call_each(tape: Sequence[Event]) -> list[Event]:
 
     Several losses may go back through one call, ``backward(retain_graph=True)``, and a replay goes back through each
     call once. So the tape has the call once more for each further pass, and what the loop computed of it for the loss.
+    An open replay goes back through each call as often as the loop did.
     """
+    if is_open(tape):
+        return list(tape)
     through = {
         id(called): [root for root in tape if isinstance(root, Root) and root.passes & called.passes]
         for called in tape

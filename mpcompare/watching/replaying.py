@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from mpcompare import generators
 from mpcompare.dtypes import HALF
@@ -23,7 +23,7 @@ from mpcompare.verdict.examine.forced.kernels import Kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
-from mpcompare.verdict.examine.forced.weights import backward
+from mpcompare.verdict.examine.forced.weights import Instead, backward
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.widened import CASTS
 from mpcompare.verdict.judge.errors import GradientError
@@ -31,7 +31,7 @@ from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.hooks_then import hooks_then
 from mpcompare.watching.steps import Sum, moved_from
-from mpcompare.watching.tape import Called, Event, Inner, Op, Own, Root, Slot, needed
+from mpcompare.watching.tape import Called, Event, Inner, Op, Own, Root, Slot, is_open, needed
 
 
 @dataclass
@@ -73,7 +73,8 @@ class FromTheRoot(Replay):
 
     def take(self, calls: list[Call]) -> float | None:
         """Plays the tape, with the derivatives of the user's own functions."""
-        with self.derivatives.taken(self, self.finds_out):
+        self.is_open = is_open(self.events)
+        with nullcontext() if self.is_open else self.derivatives.taken(self, self.finds_out):
             return self._take(calls)
 
     def _take(self, calls: list[Call]) -> float | None:
@@ -89,6 +90,8 @@ class FromTheRoot(Replay):
         self.shares: list[tuple[Op | None, float]] = []
         losses: list[tuple[Op | None, Tensor]] = []
         if any(isinstance(event, Root) and event.hidden for event in self.events):
+            if self.is_open:
+                raise NotReplayedError("a loss that has gradients of gradients depends on a function that nobody saw")
             begun = [event for event in self.events if isinstance(event, Called)]
             for begin, call in zip(begun, calls, strict=True):
                 self._backward(call, self._called(replace(begin, given={}), call, values))
@@ -135,8 +138,9 @@ class FromTheRoot(Replay):
         set_attributes(self.network, event.attributes, self.dtype)
         with torch._C.DisableTorchFunction():  # a loss of the generator may freeze the discriminator for its call
             for name, p in self.network.named_parameters():
-                p.requires_grad_(name in event.trained & self.owned)
-        self.weights.moved = moved_from(self.begun, event)
+                p.requires_grad_(name in (event.trained | event.others.keys()) & self.owned)
+        moved = moved_from(self.begun, event)
+        self.weights.moved = moved | self._others(event, values)
         if self.latest is not None:  # the loop may have called the network in between, without gradients
             _move_buffers(self.network, self.latest.after, event.buffers)
         self.latest = event
@@ -147,7 +151,19 @@ class FromTheRoot(Replay):
             raise NotReplayedError("a wrapper changes what the network is given")
         with self._keeping(event.inner, values):
             result = self.call(call, computed, event.part)
+        self.weights.moved = moved
         return self._output(result, event.part) if event.part and self.is_forcing else result
+
+    def _others(self, event: Called, values: dict[Slot, Tensor]) -> Params:
+        """Compares the parameters that the loop has computed for a call, and returns those that go on from its own."""
+        made: Params = {}
+        for place, (name, other) in enumerate(event.others.items(), start=1):
+            layer, value = name.rpartition(".")[0], self._leaf(other.slot, values)
+            if layer in self.record.calls:
+                point = Point("input", layer, len(self.arrived.get(layer, ())), -place)
+                self.tell(point, other.numbers, value.detach(), other.numbers.dtype)
+            made[name] = Instead.apply(value, self.operand(other.numbers.to(value.dtype)))
+        return made
 
     @contextmanager
     def _keeping(self, inner: Sequence[Inner], values: dict[Slot, Tensor]) -> Iterator[None]:
@@ -190,7 +206,10 @@ class FromTheRoot(Replay):
         grads = [None if g is None else g.to(self.dtype) for g in root.gradients]
         if all(end.numel() == 1 for end in ends):
             self.exact += sum(float(end.detach()) for end in ends)
-        backward(ends, grads)
+        self.coming = root.passes
+        if self.is_open:  # the gradients of gradients come first, at no output
+            self.passing("backward")
+        backward(ends, grads, self.is_open)
 
     def play(self, op: Op, values: dict[Slot, Tensor], rounds: bool = False, within: Collection[str] = ()) -> None:
         """Calls a function again, with the values that it is given here.
@@ -205,6 +224,11 @@ class FromTheRoot(Replay):
         args, kwargs = tree_unflatten(leaves, op.spec)
         if isinstance(op.func, type):
             result = self._own(op.func, args)
+        elif op.differentiates:
+            self.coming, self.loss_is_rounded = op.passes, True
+            self.passing("backward")
+            result = op.func(*tree_map(self.weights.taken, args), **tree_map(self.weights.taken, kwargs))
+            self.passing("loss")
         else:
             is_cast = op.func in CASTS or op.func is Tensor.double
             with _Within(within, self.passing) if within else nullcontext():
@@ -254,7 +278,7 @@ class FromTheRoot(Replay):
             if leaf not in values:
                 if leaf.first is None:
                     raise NotReplayedError("the loop goes on from values that it had before these gradients")
-                values[leaf] = self._constant(leaf.first).clone()
+                values[leaf] = self._constant(leaf.first).clone().requires_grad_(leaf.is_leaf)
             return values[leaf]
         if isinstance(leaf, Own):
             return self.network.get_parameter(leaf.name)
@@ -305,8 +329,8 @@ class _Stored(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         if ctx.value is not None:
-            ctx.replay.squares += float((ctx.value * grad).abs().square().sum())
-        return ctx.replay.stored(grad), None
+            ctx.replay.squares += float((ctx.value * grad.detach()).abs().square().sum())
+        return Instead.apply(grad, ctx.replay.stored(grad.detach())), None
 
 
 def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module:

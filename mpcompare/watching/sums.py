@@ -84,10 +84,18 @@ class Sums:
     def asks(self, args: Any, kwargs: Any) -> Callable[[Any], None]:
         """Is told of ``torch.autograd.grad`` before it is called, and returns what is to be told of its result."""
         again = bool(_given(args, kwargs, 4, "create_graph"))
-        if again:
-            self.calls.hide("the loop asks for gradients by torch.autograd.grad, to differentiate them again")
         retains = again or bool(_given(args, kwargs, 3, "retain_graph"))
-        return lambda _: self.calls.passed(retains)
+        tape = self.calls.tape
+        begun = tape.begin(torch.autograd.grad, args, kwargs, False) if again else None
+        tape.under_way = None  # the operators of backward are no part of the loss
+
+        def end(result: Any) -> None:
+            passes = self.calls.passed(retains)
+            if begun is not None:
+                begun[0].passes = passes
+                tape.end(*begun, result)
+
+        return end
 
     def passed(self, root: Root, _: Any) -> None:
         """Is told that ``backward`` has come to its end."""

@@ -21,6 +21,7 @@ from mpcompare.dtypes import HALF
 from mpcompare.generators import DeviceGenerator, GeneratorStates
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Call
+from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.watching.attributes import Attributes
 from mpcompare.watching.hooks_then import Hooks
 
@@ -31,6 +32,7 @@ class Slot:
 
     first: Tensor | None = None  # the value itself where the tape did not compute it
     hidden: str = ""  # a function that it depends on and nobody saw; empty where all are known
+    is_leaf: bool = False  # whether the loop may ask for a gradient of it: it is a leaf of autograd's graph
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,14 @@ class Own:
     """A parameter of the network, by its name."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class Other:
+    """A parameter that the loop has computed, such as one after a step of MAML, with its numbers."""
+
+    slot: Slot
+    numbers: Tensor
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,8 @@ class Called:
     # by place the inputs that depend on parameters, or that the loop computes from the outputs of other calls
     given: dict[int, Slot | Own]
     weights: Params = field(default_factory=dict)
+    # by name the parameters that the loop has computed, which it puts in the place of the network's for the call
+    others: dict[str, Other] = field(default_factory=dict)
     foreign: bool = False  # whether its inputs require gradients
     moves: int = 0
     autocast: torch.dtype | None = None
@@ -99,6 +111,7 @@ class Called:
     def needs(self) -> Iterator[Slot]:
         """Yields the slots that it is given."""
         yield from (each for each in self.given.values() if isinstance(each, Slot))
+        yield from (each.slot for each in self.others.values())
 
 
 @dataclass(eq=False)
@@ -123,10 +136,16 @@ class Op:
     # by operator that it called the format of 16 bits of the operator's results
     short: dict[str, torch.dtype] = field(default_factory=dict)
     writes: Slot | None = None  # the slot that it wrote into; None where it wrote into nothing
+    passes: frozenset[int] = frozenset()  # of a function that asks for gradients the numbers of its backward passes
 
     @property
     def name(self) -> str:
         return str(getattr(self.func, "__name__", self.func))
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether it asks for gradients that are differentiated again."""
+        return self.func is torch.autograd.grad
 
     @property
     def has_own(self) -> bool:
@@ -196,6 +215,7 @@ class Tape:
         self.events: list[Event] = []
         self.under_way: Op | None = None
         self.slots: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.leaves: WeakIdKeyDictionary = WeakIdKeyDictionary()  # slots of leaves that are no parameters
         self.own: WeakKeyDictionary[Any, Op] = WeakKeyDictionary()  # by node the calls of the user's own functions
 
     def slot(self, tensor: Tensor, first: Tensor | None = None, hidden: str = "") -> Slot:
@@ -303,7 +323,14 @@ class Tape:
             if (slot := self.made_within(tensor)) is not None:
                 return slot
             hidden.append(str(tensor.grad_fn.name()) if tensor.grad_fn else "a function")
-        return self.copy(tensor)
+        return self._leaf(tensor) if tensor.requires_grad and tensor.is_leaf else self.copy(tensor)
+
+    def _leaf(self, tensor: Tensor) -> Slot:
+        """Returns the slot of a leaf, such as an input that requires a gradient; a new one where its numbers moved."""
+        known = self.leaves.get(tensor)
+        if known is None or not same_bits(known.first, tensor.detach()):
+            self.leaves[tensor] = known = Slot(self.copy(tensor), is_leaf=True)
+        return known
 
     def drop_used(self, retained: Set[int]) -> None:
         """Drops everything but the calls that another backward may come through, and what may depend on them.
@@ -332,9 +359,20 @@ def _functions(ends: Sequence[Tensor], outputs: Container[int]) -> Iterator[Any]
             yield node
 
 
+def is_open(events: Iterable[Event]) -> bool:
+    """Returns whether autograd must see the functions of all calls in a replay: gradients are differentiated again, or
+    go on from the parameters of a call."""
+    return any(
+        bool(event.others) if isinstance(event, Called) else isinstance(event, Op) and event.differentiates
+        for event in events
+    )
+
+
 def of_the_network(events: Sequence[Event]) -> set[Slot]:
-    """Returns the slots that depend on parameters of the network, by its calls or otherwise."""
-    found: set[Slot] = set()
+    """Returns the slots that depend on parameters of the network, by its calls or otherwise, or on tensors by which the
+    loop differentiates gradients."""
+    asking = [event for event in events if isinstance(event, Op) and event.differentiates]
+    found = {slot for op in asking for slot in op.needs() if slot.is_leaf}
     for event in events:
         if isinstance(event, Called):
             found.update(slot for slot in event.slots if slot is not None)

@@ -338,8 +338,6 @@ class Attacked(Trained):
 
 
 class PenaltyOfSlopes(Trained):
-    not_examined = ("to differentiate them again",)
-
     def loss(self, model, x, y, number):
         x.requires_grad_()
         (slope,) = torch.autograd.grad(model(x).float().square().sum(), x, create_graph=True)
@@ -348,8 +346,6 @@ class PenaltyOfSlopes(Trained):
 
 class FastWeights(Trained):
     """Weights that are one step ahead (first-order MAML, Finn et al., arXiv 1703.03400)."""
-
-    not_examined = ("the network is called with other parameters than its own",)
 
     def loss(self, model, x, y, number):
         own = dict(model.named_parameters())

@@ -28,13 +28,15 @@ PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
 class Point(NamedTuple):
     """A place at which a replay is compared. ``kind`` is ``input``, ``output``, ``gradient`` (the gradient that arrives
     at the output), ``back`` (the gradient that the layer passes down, which nobody recorded), ``parameter`` or
-    ``buffer``. At the last two ``layer`` is the name of the tensor. ``whole``: the output is the network's."""
+    ``buffer``. At the last two ``layer`` is the name of the tensor. ``whole``: the output is the network's. ``turn`` is
+    the number of the backward pass through the call."""
 
     kind: str
     layer: str
     call: int = 0
     place: int = 0
     whole: bool = False
+    turn: int = 0
 
 
 # Is given a point, the recorded tensor, the exact one, and the dtype in which the first was seen.
@@ -66,6 +68,59 @@ class At:
     number: int
     call: Call
     differentiates = True  # The network wants gradients there. Within its own ``no_grad`` it wants none.
+
+    def given(self, xs: Sequence[Any]) -> None:
+        """Compares what arrives at a layer.
+
+        Raises:
+            OtherPathError: it has another shape than what was recorded.
+        """
+        for place, (x, recorded) in enumerate(zip(xs, self.call.inputs, strict=False)):
+            if is_real(recorded) and is_real(x):
+                if x.shape != recorded.shape:
+                    raise OtherPathError(f"other rows come to {self.name} when the network is called again")
+                self.replay.tell(Point("input", self.name, self.number, place), recorded, x, recorded.dtype)
+
+    def returns(self, results: Sequence[Any]) -> list[Any]:
+        """Compares the results of a call, and returns those with which the network goes on."""
+        replay, call, is_layer = self.replay, self.call, isinstance(self, ForcedLayer)
+        for place, (recorded, y) in enumerate(zip(call.outputs, results, strict=False)):
+            if is_real(recorded) and is_real(y):
+                if y.requires_grad and self.differentiates and call.tracked and not call.passes[place]:
+                    replay.detached.append(self.name)
+                exact = y.detach().clamp(min=0) if call.rectified else y.detach()
+                exact = exact.to(replay.dtype) if exact.dtype in HALF else exact
+                replay.tell(
+                    Point("output", self.name, self.number, place, not is_layer), recorded, exact, recorded.dtype
+                )
+        if is_layer:
+            replay.passing("backward" if in_backward() else "forward")
+        passed = [_as(recorded, replay.dtype) for recorded in call.outputs]
+        if call.rectified:  # below 0 the replay's own: relu makes 0 of it
+            passed = [torch.where(z > 0, z, y.detach().clamp(max=0)) for z, y in zip(passed, results, strict=True)]
+        # Numbers of 16 bits without a gradient, such as keys for a queue, are rounded, too. Positions in fp32 are not.
+        rounds = [
+            passes or (is_real(y) and y.dtype in HALF) for y, passes in zip(call.outputs, call.passes, strict=True)
+        ]
+        return [replay.operand(p) if each else p for p, each in zip(passed, rounds, strict=True)]
+
+    def arrives(self, place: int, seen: Tensor | None, right: Tensor, turn: int = 0) -> Tensor:
+        """Compares the gradient that arrives at an output, and returns the one that is taken.
+
+        Args:
+            seen: the recorded one; None where none arrived.
+            right: the exact one.
+            turn: the number of the backward pass through the call.
+        """
+        replay, is_layer = self.replay, isinstance(self, ForcedLayer)
+        with _disable_current_modes():  # an operand is what it is: nothing rounds it
+            numbers = torch.zeros_like(right) if seen is None else _as(seen, replay.dtype).div_(replay.factors[-1])
+            taken: Tensor = replay.operand(numbers)
+            taken = taken if replay.kept == 1 else taken * replay.kept
+            taken = taken.to(self.dtype) if isinstance(self, ForcedLayer) else taken
+        stored = self.call.outputs[place].dtype
+        replay.tell(Point("gradient", self.name, self.number, place, not is_layer, turn), numbers, right, stored)
+        return taken
 
 
 @dataclass
@@ -152,7 +207,7 @@ class ForcedLayer(At):
                 replay.sums.add(full, replay.in_full(grad), self.name, has_copy)
                 del grad
                 if isinstance(self.module, STAY_IN_FP32) and held.get(name) is torch.float32:
-                    self._note_in_fp32(name, full, sum(g.numel() for g in arrived) / max(p.numel(), 1))
+                    self.note_in_fp32(name, full, sum(g.numel() for g in arrived) / max(p.numel(), 1))
             replay.hand_on(replay.sums.counted(full))
 
     def _summed(self, name: str, grad: Tensor, arriving: Sequence[Tensor]) -> Tensor:
@@ -165,7 +220,7 @@ class ForcedLayer(At):
         channels = g.dim() - len(module.kernel_size) - 1
         return g.double().sum([at for at in range(g.dim()) if at != channels])
 
-    def _note_in_fp32(self, name: str, full: str, terms: float) -> None:
+    def note_in_fp32(self, name: str, full: str, terms: float) -> None:
         """Notes that a parameter is held in fp32, and the number of its gradient's terms. Its full name is ``full``."""
         replay = self.replay
         if name == "weight" and not isinstance(self.module, (nn.Embedding, nn.EmbeddingBag)):
@@ -196,17 +251,13 @@ class Forced(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, token: Tensor, at: At, *xs: Any):  # type: ignore[no-untyped-def]
         ctx.set_materialize_grads(False)
-        ctx.at, replay, name, number, call = at, at.replay, at.name, at.number, at.call
+        ctx.at, replay, name, call = at, at.replay, at.name, at.call
         layer = at if isinstance(at, ForcedLayer) else None
         replay.whose("", name)
         if layer is None:
             ctx.values, ctx.params, ctx.results = list(xs), {}, list(xs)
         else:
-            for place, (x, recorded) in enumerate(zip(xs, call.inputs, strict=False)):
-                if is_real(recorded) and is_real(x):
-                    if x.shape != recorded.shape:
-                        raise OtherPathError(f"other rows come to {name} when the network is called again")
-                    replay.tell(Point("input", name, number, place), recorded, x, recorded.dtype)
+            at.given(xs)
             if name in replay.known:
                 replay.known.forward(name)
                 return tuple(replay.operand(_as(y, replay.dtype)) for y in call.outputs)
@@ -220,23 +271,7 @@ class Forced(torch.autograd.Function):
             written = {name for name, mark in layer.marks(ctx.params).items() if mark != marks[name]}
             written |= layer.copied()
             replay.whose("", name)
-        for place, (recorded, y) in enumerate(zip(call.outputs, ctx.results, strict=False)):
-            if is_real(recorded) and is_real(y):
-                if y.requires_grad and at.differentiates and call.tracked and not call.passes[place]:
-                    replay.detached.append(name)
-                exact = y.detach().clamp(min=0) if call.rectified else y.detach()
-                exact = exact.to(replay.dtype) if exact.dtype in HALF else exact
-                replay.tell(Point("output", name, number, place, layer is None), recorded, exact, recorded.dtype)
-        if layer is not None:
-            replay.passing("backward" if in_backward() else "forward")
-        passed = [_as(recorded, replay.dtype) for recorded in call.outputs]
-        if call.rectified:  # numbers below 0 are the replay's own: relu makes 0 of them
-            passed = [torch.where(z > 0, z, y.detach().clamp(max=0)) for z, y in zip(passed, ctx.results, strict=True)]
-        # Numbers of 16 bits without a gradient, such as keys for a queue, are rounded, too. Positions in fp32 are not.
-        rounds = [
-            passes or (is_real(y) and y.dtype in HALF) for y, passes in zip(call.outputs, call.passes, strict=True)
-        ]
-        passed = [replay.operand(p) if each else p for p, each in zip(passed, rounds, strict=True)]
+        passed = at.returns(ctx.results)
         untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
         if layer is not None:
             if not in_backward():  # if a checkpoint makes the operands again, backward needs them
@@ -261,18 +296,8 @@ class Forced(torch.autograd.Function):
         for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
             if end is None or (g is None and recorded is None):
                 continue
-            with _disable_current_modes():  # nothing may round an operand
-                if recorded is None:
-                    seen = replay.zero.new_zeros(end.shape)
-                else:
-                    seen = _as(recorded, replay.dtype).div_(replay.factors[-1])
-                taken = replay.operand(seen)
-                taken = taken if replay.kept == 1 else taken * replay.kept
-                taken = taken if layer is None else taken.to(layer.dtype)
-            stored = call.outputs[place].dtype
             right = replay.zero.new_zeros(end.shape) if g is None else g
-            point = Point("gradient", ctx.at.name, ctx.at.number, place, layer is None)
-            replay.tell(point, seen, right, stored)
+            taken = ctx.at.arrives(place, recorded, right)
             if end.place is not None:
                 ends.append(end)
                 grads.append(taken)

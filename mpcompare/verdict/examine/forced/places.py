@@ -181,7 +181,7 @@ class Errors:
         if point.whole and point.kind == "output":
             self._outputs[point.call, point.place] = seen.to(exact.dtype)
         elif point.whole:
-            z = self._outputs.pop((point.call, point.place))
+            z = self._outputs[point.call, point.place]
             self.loss_noise += FP32 * float((z * exact).norm() + z.abs().max() / self.micro_batches)
 
     def sample(self, roundings: Roundings, point: Point, exact: Tensor | None = None) -> None:

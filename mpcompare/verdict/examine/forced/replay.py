@@ -32,6 +32,7 @@ from mpcompare.verdict.examine.forced.choices import Choosing
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
 from mpcompare.verdict.examine.forced.hooks import HooksWithin
 from mpcompare.verdict.examine.forced.known import KnownLayers
+from mpcompare.verdict.examine.forced.opened import passed_openly
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, rows_of
@@ -84,6 +85,8 @@ class Replay:
     known: KnownLayers | tuple[()] = ()  # the layers that are not computed again
     choosing: Choosing = field(default_factory=Choosing)  # makes the choices of the step between layers
     is_forcing = False  # whether layers compare and pass on what was recorded
+    is_open = False  # whether gradients are differentiated again, so that autograd must see the functions of all calls
+    coming: frozenset[int] = frozenset()  # the recorded backward passes that the pass under way stands for
     loss_is_rounded = False  # found when it has run: whether the loss is made of 16-bit numbers, and has more bits
 
     @property
@@ -101,6 +104,7 @@ class Replay:
         self.weights = Weights(self.network, self.dtype, self.storage, self.cast)
         self.sums = GradientSums(self._calls_of_parameters(), self.weights.between, self.summed)
         self.arrived: dict[str, list[float]] = {}
+        self.users: dict[str, set[str]] = {}  # by parameter the layers that use it between others
         self.in_fp32: dict[str, float] = {}  # by shift of a norm, or embedding, in fp32: its gradient's number of terms
         self.gains: set[str] = set()  # the gains of norms held in fp32
         self.casts: dict[str, set[torch.dtype]] = {}  # by place the formats of 16 bits that the network itself asks for
@@ -124,6 +128,7 @@ class Replay:
         for name, leaf in self.weights.between.items():
             if leaf.grad is not None:
                 self.sums.add(name, self._unscaled(leaf.grad), "")
+                self.sums.sources[name] |= self.users.get(name, set())
         self.hand_on(self.sums.end())
         return loss
 
@@ -312,7 +317,13 @@ class Replay:
         if call is None:
             return result
         self.passing("loss")
-        return tree_unflatten(list(Forced.apply(self._token(values), At(self, part, number, call), *values)), spec)
+        return tree_unflatten(self._passed(At(self, part, number, call), values), spec)
+
+    def _passed(self, at: At, values: list[Any], module: nn.Module | None = None) -> list[Any]:
+        """Returns what a call passes on."""
+        return (
+            passed_openly(at, values) if self.is_open else list(Forced.apply(self._token(values, module), at, *values))
+        )
 
     def _token(self, values: list[Any], module: nn.Module | None = None) -> Tensor:
         """Returns a number that requires a gradient if a layer does. The layer's inputs may require none."""
@@ -348,7 +359,7 @@ class Replay:
             assert call.spec is not None
             self._note_casts(f"input {name}")
             at = ForcedLayer(self, name, number, call, module, layer, hooks.sources, torch.is_grad_enabled())
-            outputs = list(Forced.apply(self._token(flat, module), at, *flat))
+            outputs = self._passed(at, flat, module)
             if call.into is not None:
                 outputs = [_written(flat[call.into], outputs[0])]
             self.passed_on(name, outputs)

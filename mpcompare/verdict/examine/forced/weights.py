@@ -82,9 +82,15 @@ class Weights(TorchFunctionMode):
             return value
         if name not in self.between:
             with torch._C.DisableTorchFunction():
-                leaf = self.numbers(value, None, {}).to(as_complex(self.dtype, value), copy=True)
-                self.between[name] = leaf.requires_grad_(value.requires_grad)
-        return Instead.apply(self.between[name], self.cast(value)) if name in self.moved else self.between[name]
+                self.between[name] = self.numbers(value, None, {}).to(as_complex(self.dtype, value), copy=True)
+        leaf = self.between[name]
+        if value.requires_grad:
+            leaf.requires_grad_()  # it may have been frozen before
+        elif leaf.requires_grad:
+            leaf = leaf.detach()
+        if name not in self.moved:
+            return leaf
+        return given if (given := self.moved[name]).requires_grad else Instead.apply(leaf, self.cast(value))
 
     def copied(self, value: Any) -> Any:
         """Returns a value that autocast casts to 16 bits. Nobody writes into this cast, though hooks may write into a
@@ -113,19 +119,19 @@ class Instead(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, numbers: Tensor) -> Tensor:
-        return numbers
+        return numbers.clone()  # somebody may write into it
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return grad, None
 
 
-def backward(ends: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+def backward(ends: Sequence[Tensor], gradients: Sequence[Tensor | None], retains: bool = False) -> None:
     """Takes a backward that the modes see. Torch takes a mode off while it calls a function with tensors, and edges of
     a graph are no tensors to it. So the modes stay on if a checkpoint calls the network once more."""
     pairs = zip(ends, gradients, strict=True)
     given = [torch.ones_like(end) if g is None else g for end, g in pairs]
-    torch.autograd.backward(list(map(get_gradient_edge, ends)), given)
+    torch.autograd.backward(list(map(get_gradient_edge, ends)), given, retain_graph=retains)
 
 
 def as_complex(dtype: torch.dtype, numbers: Tensor) -> torch.dtype:

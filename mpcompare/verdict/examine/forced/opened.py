@@ -1,0 +1,77 @@
+"""A call whose gradients are differentiated again, as those of a gradient penalty are.
+
+The functions of a forced call are hidden within one function of ours, and autograd does not look into that. Here they
+are a part of the graph: each operand and each result is only given the numbers that were recorded, and so is each
+gradient that arrives. The gradient of a gradient then goes through the derivatives of all functions, in float64. What
+arrives at a gradient from there was not recorded, and is the replay's own.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpcompare.tasks.cast import STAY_IN_FP32
+from mpcompare.verdict.examine.forced.call import At, ForcedLayer
+from mpcompare.verdict.examine.forced.record import is_real
+from mpcompare.verdict.examine.forced.weights import Instead
+
+
+def passed_openly(at: At, xs: Sequence[Any]) -> list[Any]:
+    """Compares what arrives at a call, and passes on what was recorded of it."""
+    replay = at.replay
+    replay.whose("", at.name)
+    results = list(xs)
+    if isinstance(at, ForcedLayer):
+        at.given(xs)
+        operands, params = at.operands()
+        values = [_instead(x, operand) for x, operand in zip(xs, operands, strict=True)]
+        own = {name: _instead(replay.weights.taken(p), params[name]) for name, p in at.module.named_parameters()}
+        replay.whose("forward", at.name)
+        results = at.forward(values, own)
+        replay.whose("", at.name)
+        _note(at)
+    passed = [_instead(y, numbers) for y, numbers in zip(results, at.returns(results), strict=False)]
+    # The derivative of a layer may use its result, as the derivative of tanh does. So the gradient of a gradient may
+    # come to a result within the layer. The network may use what it returns, too.
+    ends = results if isinstance(at, ForcedLayer) else passed
+    for place, y in enumerate(ends):
+        if is_real(y) and y.requires_grad:
+            y.register_hook(partial(_arrives, at, place))
+    if isinstance(at, ForcedLayer):
+        replay.whose("forward", "")
+    return passed
+
+
+def _instead(value: Any, numbers: Any) -> Any:
+    """Returns a value that goes on from other numbers."""
+    if not is_real(value) or not is_real(numbers):
+        return numbers
+    return Instead.apply(value, numbers.detach().to(value.dtype))
+
+
+def _arrives(at: At, place: int, gradient: Tensor) -> Tensor:
+    """Compares a gradient, and returns one that goes on from the numbers that were recorded of it. At the output of the
+    network only the first is compared: the gradients of gradients that come to its last layer are none of the loss."""
+    call, replay = at.call, at.replay
+    replay.passing("backward")
+    found = {call.first: call.gradients, **call.later}
+    turn = next((turn for turn, number in enumerate(found) if number in replay.coming), len(found))
+    if turn and not isinstance(at, ForcedLayer):
+        return gradient
+    seen = next((found[number][place] for number in found if number in replay.coming), None)
+    taken = at.arrives(place, seen, gradient.detach(), turn)
+    return _instead(gradient, taken) if torch.is_grad_enabled() else taken.to(gradient.dtype)
+
+
+def _note(at: ForcedLayer) -> None:
+    """Notes which parameters the layer uses."""
+    replay, held = at.replay, at.call.held
+    outputs = sum(v.numel() for v in at.call.outputs if is_real(v))
+    for name, p in at.module.named_parameters():
+        full = replay.weights.names[id(p)]
+        replay.users.setdefault(full, set()).add(at.name)
+        if isinstance(at.module, STAY_IN_FP32) and held.get(name) is torch.float32:
+            at.note_in_fp32(name, full, outputs / max(p.numel(), 1))

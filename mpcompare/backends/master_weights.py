@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from mpcompare.backends.torch_model import TorchModel, clip_gradients, copy_into, require_kernels, set_lr, share_of_step
 from mpcompare.contract import State
@@ -41,7 +42,7 @@ class MasterWeights(TorchModel):
             name: nn.Parameter(p.detach().to(torch.float32, copy=True)) for name, p in model.named_parameters()
         }
         self.model = copy_of(model)
-        cast_module(self.model, self.compute_dtype)
+        self.functions = cast_module(self.model, self.compute_dtype)
         self.params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = task.optimizer.make((name, self.masters[name]) for name in self.params)
         self.skipped = False
@@ -51,7 +52,9 @@ class MasterWeights(TorchModel):
         return self.observe(output, self.task.loss_fn(output.float(), y))  # softmax and loss in fp32
 
     def backward(self) -> None:
-        (share_of_step(self.task, self.loss, self.share) * self.scaling.scale).backward()
+        loss = share_of_step(self.task, self.loss, self.share) * self.scaling.scale
+        with self.functions.in_backward():
+            torch.autograd.backward([get_gradient_edge(loss)], [torch.ones_like(loss)])
         grads = {name: p.grad for name, p in self.params.items() if p.grad is not None}
         self.observed["gradients"] = min((g.dtype for g in grads.values()), key=lambda dtype: dtype.itemsize)
         for name, g in grads.items():  # summed in fp32: 16 bits would round later micro-batches away

@@ -10,68 +10,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from mpcompare.tasks.batch import returns_trees
 from mpcompare.tasks.frozen import widen
+from mpcompare.tasks.functions import ProductsIn, in_dtype
 
 # ``_NormBase`` is the base of batch norms and instance norms.
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
 STAY_IN_FP32 = (*NORMS, nn.Embedding, nn.EmbeddingBag, ParametrizationList)
 # Hooks of torch that compute a weight before each call: of two norms in their older form, and of pruned weights.
 HOOKS_OF_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
-# Losses that a network may take itself: a mean over many rows, computed in fp32 as under autocast.
-LOSSES: frozenset[Callable[..., Any]] = frozenset(
-    {
-        F.cross_entropy, F.nll_loss, F.gaussian_nll_loss, F.kl_div, F.binary_cross_entropy,
-        F.binary_cross_entropy_with_logits, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss,
-        F.cosine_embedding_loss, F.margin_ranking_loss,
-    }
-)  # fmt: skip
-# Functions that take operands of one dtype only.
-PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
-    getattr(owner, name)
-    for owner, names in {
-        F: "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
-        "scaled_dot_product_attention multi_head_attention_forward",
-        torch: "matmul mm bmm mv dot vdot inner addmm addbmm baddbmm einsum",
-        Tensor: "matmul __matmul__ __rmatmul__ mm bmm mv dot vdot inner addmm addbmm baddbmm",
-    }.items()
-    for name in names.split()
-)
-
-
-class ProductsIn(TorchFunctionMode):
-    """While it is entered, a product of fp32 numbers and 16-bit numbers is a product of 16-bit numbers: numbers that an
-    fp32 buffer has widened are rounded as they enter a product, as under autocast. A loss takes fp32 numbers.
-    """
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        kwargs = kwargs or {}
-        if func in PRODUCTS:
-            tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()]
-            if len({t.dtype for t in tensors}) > 1:
-                args = tuple(_cast(a, self.dtype) for a in args)
-                kwargs = {name: _cast(a, self.dtype) for name, a in kwargs.items()}
-        elif func in LOSSES:
-            args = tuple(_cast(a, torch.float32) for a in args)
-            kwargs = {name: _cast(a, torch.float32) for name, a in kwargs.items()}
-        return func(*args, **kwargs)
-
-
-def _cast(value: object, dtype: torch.dtype) -> object:
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def stays_in_fp32(module: nn.Module) -> bool:
@@ -125,25 +79,27 @@ def _give_in_16_bits(module: nn.Module, dtype: torch.dtype) -> None:
         module.__class__ = type(own.__name__, (InFp32, own), {"in_16_bits": dtype, "__module__": own.__module__})
 
 
-def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
+def cast_module(model: nn.Module, dtype: torch.dtype) -> ProductsIn:
     """Casts parameters to ``dtype`` in place. Parameters of layers that stay in fp32 are left, and so are parameters
     from which hooks compute a weight.
 
     Hooks cast the inputs of these layers to fp32 and their outputs to ``dtype``. Tied parameters stay tied: a weight
     that an embedding shares with a product is cast, because the product needs it in ``dtype``. Buffers stay in fp32.
-    Where another layer has a floating buffer, or the module may return its loss, the module is called in the mode
-    ``ProductsIn``, which costs a look at each function of its forward.
+
+    Returns:
+        The mode in which the module is called. Each call needs it where another layer has a floating buffer, or where
+        the module may return its loss.
     """
 
     def inputs_in(wanted: torch.dtype) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
-        return lambda _, args: tuple(_cast(a, wanted) for a in args)
+        return lambda _, args: tuple(in_dtype(a, wanted) for a in args)
 
     def to_16_bits(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return tree_map(lambda value: _cast(value, dtype), output)
+        return tree_map(lambda value: in_dtype(value, dtype), output)
 
     def round_weights(module: nn.Module, args: tuple[Any, ...]) -> None:
         for name in computed_by_hooks(module):
-            setattr(module, name, _cast(getattr(module, name), dtype))
+            setattr(module, name, in_dtype(getattr(module, name), dtype))
 
     owners = [(id(p), stays_in_fp32(m)) for m in model.modules() for p in m.parameters(recurse=False)]
     kept = {p for p, stays in owners if stays} - {p for p, stays in owners if not stays}
@@ -166,14 +122,9 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
             module.register_forward_pre_hook(inputs_in(dtype))
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # cuDNN wants its weights in one piece
-    if has_buffers or returns_trees(model):
-        mode = ProductsIn(dtype)
-
-        def enter(*_: object) -> None:  # a hook that returns something changes the inputs
-            mode.__enter__()
-
-        model.register_forward_pre_hook(enter)
-        model.register_forward_hook(lambda *_: mode.__exit__(None, None, None), always_call=True)
+    mode = ProductsIn(dtype, has_buffers or returns_trees(model))
+    mode.put_on(model)
+    return mode
 
 
 def cast_wholly(model: nn.Module, dtype: torch.dtype) -> None:

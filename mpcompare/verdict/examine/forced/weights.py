@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from mpcompare.dtypes import HALF
-from mpcompare.tasks.cast import PRODUCTS
+from mpcompare.tasks.functions import PRODUCTS
 from mpcompare.tasks.task import Params, sharing_parameters
 from mpcompare.verdict.examine.forced.record import in_backward, is_real
 from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of

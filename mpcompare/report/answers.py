@@ -101,7 +101,9 @@ def _right(comparison: Comparison) -> list[Sentence]:
     for entry, verdict in of_word.get(Word.REFERENCE, []):
         if verdict.because:
             said.append((Name(entry.label), f" is a reference in doubt: {first_clause(verdict.because)}"))
-    said += about(judged.get(Word.NOT_COMPARABLE, []), " cannot be compared with the others.")
+    for entry, verdict in of_word.get(Word.NOT_COMPARABLE, [])[:MOST]:
+        said.append((Name(entry.label), f" cannot be compared: {first_clause(verdict.because)}"))
+    said += about(judged.get(Word.NOT_COMPARABLE, [])[MOST:], " cannot be compared, either.")
     for entry, verdict in of_word.get(Word.NOT_SEEN, [])[:MOST]:
         said.append((Name(entry.label), f" may be wrong: {first_clause(verdict.because)}"))
     said += about(judged.get(Word.NOT_SEEN, [])[MOST:], " may be wrong, too.")

@@ -5,6 +5,7 @@ from functools import partial
 
 from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.check import Case, Check, Examined, listed
+from mpcompare.verdict.judge.drive import Drive
 from mpcompare.verdict.judge.gradients import not_finite
 from mpcompare.verdict.judge.kinds import all_checks
 from mpcompare.verdict.judge.layers import doubt
@@ -32,7 +33,8 @@ class Verdict:
         cause: of ``differs``, the cause of the first check that failed; of ``differs as declared``, the promises that
             are seen to be kept; of ``not seen``, the layers and tensors; of ``not comparable``, the field; of ``not
             examined``, the passes that stopped.
-        because: the cause in a sentence; of ``reference``, the place where it is itself beyond roundings, if any.
+        because: the cause in a sentence; of ``reference``, why it is in doubt, such as the place where it is
+            itself beyond roundings; empty where it is not.
         unchecked: the parts that could not be looked at.
         detail: a few words that belong to the cause, such as the precision in which a run computes; may be empty.
         sees: a sentence on the smallest error that would have been found; may be empty.
@@ -49,7 +51,7 @@ class Verdict:
 
     @property
     def said(self) -> Word:
-        """The word that is shown: a reference that is beyond roundings itself is in doubt."""
+        """The word that is shown: a reference that is beyond roundings itself, or not finite, is in doubt."""
         return Word.IN_DOUBT if self.word is Word.REFERENCE and self.because else self.word
 
     def __str__(self) -> str:
@@ -69,6 +71,9 @@ def judge(run: Examined, reference: Examined) -> Verdict:
     if stopped := run.findings.stopped:
         because = "; ".join(f"the pass {each} stopped with {error}" for each, error in stopped.items())
         return verdict(Word.NOT_EXAMINED, ", ".join(stopped), because)
+    if never := _never_finite(run.findings.first):
+        word, cause = (Word.REFERENCE, "") if case.is_reference else (Word.NOT_COMPARABLE, "gradients")
+        return verdict(word, cause, never)
     if seen := sight(case):
         verdict = partial(verdict, sees=f"would see {said(seen.resolution)}")
     if case.is_reference:
@@ -84,6 +89,16 @@ def judge(run: Examined, reference: Examined) -> Verdict:
         because = "its gradients are not known, and training began at another point"
         return verdict(Word.NOT_COMPARABLE, "resume", because, unchecked=[])
     return verdict(Word.WITHIN_NOISE)
+
+
+def _never_finite(first: Drive) -> str:
+    """Returns a sentence on a run whose first batch has finite gradients at no loss scale, as where its network divides
+    by a number that 16 bits round to 0; empty where they are finite in a step."""
+    if not first.steps or any(step.finite for step in first.steps):
+        return ""
+    scales = [step.loss_scale for step in first.steps]
+    tried = f" at loss scales from {scales[0]:g} to {scales[-1]:.2g}" if len(set(scales)) > 1 else ""
+    return f"the gradients of the first batch are inf or NaN{tried}, so nothing is known of a step"
 
 
 def _blind(run: Examined, seen: Sight) -> tuple[str, str]:

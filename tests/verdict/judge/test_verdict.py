@@ -5,15 +5,18 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from planted.judged import reference
 from planted.mlp import MLP
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
 from support.tasks import make_task
+from torch import nn
 
 from mpcompare.backends.scratch import Scratch
 from mpcompare.report.verdicts import judge_run
-from mpcompare.tasks.optimizers import AdamW
+from mpcompare.tasks.optimizers import AdamW, Sgd
+from mpcompare.tasks.task import Task
 from mpcompare.verdict.judge import kinds
 
 
@@ -22,6 +25,17 @@ class Opaque(Scratch):
 
     def grads(self):
         return {}
+
+
+class Beyond(nn.Module):
+    """Multiplies with a number that fp16 does not hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(20, 5)
+
+    def forward(self, x):
+        return self.linear(x) * torch.tensor(1e6).half()
 
 
 class OpaqueAndWrong(Opaque):
@@ -52,6 +66,17 @@ def test_without_gradients_a_step_that_is_skipped_is_not_called_wrong():
     amp = examined("amp", BACKENDS["amp"], task, dataset_of(task), "fp16", steps=4, noise=2)
     verdict = judge_run(examined("opaque", Opaque, task, dataset_of(task), "fp16", steps=4), amp)
     assert verdict.word == "within noise", verdict.because
+
+
+def test_a_network_whose_gradients_are_never_finite_is_not_called_right():
+    task = Task(Beyond, "cross_entropy", Sgd(0.1, 0.0), 32)
+    data = dataset_of(make_task(samples=32 * 12))
+    amp = examined("amp", BACKENDS["amp"], task, data, "fp16", steps=2, noise=2)
+    run = examined("master_weights", BACKENDS["master_weights"], task, data, "fp16", steps=2)
+    doubted, verdict = judge_run(amp, amp), judge_run(run, amp)
+    assert str(doubted) == "reference in doubt"
+    assert doubted.because.startswith("the gradients of the first batch are inf or NaN at loss scales from 65536 to ")
+    assert (str(verdict), verdict.because) == ("not comparable: gradients", doubted.because)
 
 
 def test_what_was_not_examined_or_not_the_same_task_is_not_judged():

@@ -17,7 +17,7 @@ from mpcompare.contract import Batches
 from mpcompare.dtypes import HALF, dtype_name, torch_dtype
 from mpcompare.instruments import heap
 from mpcompare.precision import Precision
-from mpcompare.tasks.cast import NORMS
+from mpcompare.tasks.cast import NORMS, stays_in_fp32
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.call import Point, is_torchs
@@ -147,12 +147,14 @@ def _take_samples(
         OtherPathError: every replay sends rows to another expert.
     """
     heap.trim()  # the samples have tensors of the same sizes, and of other sizes than the exact replay
-    taken, other, cancels_in = 0, None, roundings.cancels_in
+    taken, other, cancels_in, smallest = 0, None, roundings.cancels_in, roundings.smallest
     squares: list[float] = []
-    short = _norms_in_16_bits(recorded)
+    short, wide = _norms_in_16_bits(recorded), _sums_in_fp32(recorded)
 
-    def whose(_: str, layer: str) -> None:
+    def whose(part: str, layer: str) -> None:
         roundings.cancels_in = storage if layer in short else cancels_in
+        # Within such a layer fp32 holds numbers that are too small for fp16, such as a variance.
+        roundings.smallest = 0.0 if part and layer in wide else smallest
 
     for roundings.sample in range(MOST):
         if taken == SAMPLES and not errors.blind():
@@ -191,6 +193,16 @@ def _norms_in_16_bits(recorded: Recorded) -> set[str]:
         module = recorded.network.get_submodule(name) if name != OUTPUT else None
         formats = [{*c.held.values(), *(v.dtype for v in (*c.inputs, *c.outputs) if is_real(v))} for c in calls]
         if isinstance(module, NORMS) and is_torchs(module) and all(kinds <= set(HALF) for kinds in formats):
+            found.add(name)
+    return found
+
+
+def _sums_in_fp32(recorded: Recorded) -> set[str]:
+    """Returns the names of the norms and embeddings that were given numbers of fp32 alone."""
+    found = set()
+    for name, calls in recorded.record.calls.items():
+        given = {d for c in calls for d in (*c.held.values(), *(v.dtype for v in c.inputs if is_real(v)))}
+        if name != OUTPUT and given == {torch.float32} and stays_in_fp32(recorded.network.get_submodule(name)):
             found.add(name)
     return found
 

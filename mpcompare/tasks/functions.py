@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from mpcompare.dtypes import HALF
 
 
 def _named(owners: dict[Any, str]) -> frozenset[Callable[..., Any]]:
@@ -38,11 +41,14 @@ IN_FP32 = _named(
         torch.linalg: "cholesky cond eigh eigvalsh inv lstsq matrix_rank pinv qr solve svd svdvals",
     }
 )
+# Functions that take rows of a table. Their backward adds up the gradients of each row, one by one.
+LOOKUPS = _named({F: "embedding", torch: "embedding index_select gather", Tensor: "__getitem__ index_select gather"})
 
 
 class ProductsIn(TorchFunctionMode):
     """While it is entered, a product of fp32 numbers and 16-bit numbers is a product of 16-bit numbers: numbers that an
-    fp32 buffer has widened are rounded as they enter a product, as under autocast. ``IN_FP32`` take fp32 numbers.
+    fp32 buffer has widened are rounded as they enter a product, as under autocast. ``IN_FP32`` take fp32 numbers. The
+    gradients of rows of a parameter, such as a table of biases by position, are added up in fp32.
 
     The mode costs a look at each function of a call. A module that may do without it is called in it once, and later
     only if a function of the first call needed it.
@@ -91,11 +97,20 @@ class ProductsIn(TorchFunctionMode):
                 args, kwargs = self._given(args, kwargs, self.dtype)
         elif func in IN_FP32:
             args, kwargs = self._given(args, kwargs, torch.float32)
+        elif func in LOOKUPS and _takes_rows(args):
+            args, kwargs = self._given(args, kwargs, torch.float32)
+            return func(*args, **kwargs).to(self.dtype)
         return func(*args, **kwargs)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
         self._has_cast = True
         return tuple(in_dtype(a, dtype) for a in args), {name: in_dtype(a, dtype) for name, a in kwargs.items()}
+
+
+def _takes_rows(args: tuple[Any, ...]) -> bool:
+    """Returns whether a lookup takes rows of a parameter of 16 bits by their numbers."""
+    is_table = any(isinstance(a, nn.Parameter) and a.requires_grad and a.dtype in HALF for a in args)
+    return is_table and any(isinstance(a, Tensor) and not a.is_floating_point() for a in tree_leaves(args))
 
 
 def in_dtype(value: object, dtype: torch.dtype) -> object:

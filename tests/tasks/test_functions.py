@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from support.backends import BACKENDS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -85,3 +86,25 @@ def test_a_checkpoint_that_calls_layers_in_backward_finds_the_same_formats(reent
     backend.backward()
     assert all(g.any() for g in backend.grads().values())
     assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+
+
+class Biases(nn.Module):
+    """Looks a bias up for each row, in one of two ways."""
+
+    def __init__(self, lookup):
+        super().__init__()
+        self.first, self.table, self.lookup = nn.Linear(8, 8), nn.Parameter(torch.zeros(2, 8)), lookup
+
+    def forward(self, x, at):
+        return self.first(x) + self.lookup(self.table, at)
+
+
+@pytest.mark.parametrize("lookup", [lambda table, at: table[at], lambda table, at: F.embedding(at, table)])
+def test_gradients_of_rows_that_are_looked_up_are_summed_in_fp32(lookup):
+    model, at = Biases(lookup), torch.zeros(4096, dtype=torch.int64)
+    cast_module(model, torch.bfloat16)
+    output = model(torch.rand(4096, 8).bfloat16(), at)
+    assert output.dtype is torch.bfloat16
+    output.float().sum().backward()
+    assert model.table.grad.dtype is torch.bfloat16
+    assert torch.equal(model.table.grad[0], torch.full((8,), 4096.0).bfloat16())  # bf16 alone stops at 256

@@ -17,14 +17,15 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from mpcompare.verdict.examine.forced.record import Hook, in_backward, is_transformed
+from mpcompare.verdict.examine.forced.record import Hook, beside_the_network, in_backward, is_transformed
+from mpcompare.verdict.examine.forced.weights import backward
 from mpcompare.watching import own_functions, scalers
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.stepping import Steps
 from mpcompare.watching.steps import Sum
-from mpcompare.watching.sums import CLIPPING, Sums
+from mpcompare.watching.sums import CLIPPING, Sums, begins_at, given
 from mpcompare.watching.tape import Called
 
 PLAIN = (Tensor, torch.dtype, torch.device, int, float, bool, str, type(None))  # what a tape can hand on once more
@@ -172,7 +173,8 @@ class Look(TorchFunctionMode):
         seen = self._is_of_loop() and not _without_numbers(args)
         end = self.guard(self._begins, func, args, kwargs) if seen else None
         try:
-            result = func(*args, **kwargs)
+            is_beside = seen and end is None and func in BACKWARD
+            result = self._beside(func, args, kwargs) if is_beside else func(*args, **kwargs)
         except Exception:
             if end is not None and func in (*BACKWARD, torch.autograd.grad):
                 self.guard(self.sums.stopped)
@@ -180,6 +182,24 @@ class Look(TorchFunctionMode):
         if end is not None:
             self.guard(end, result)
         return result
+
+    def _beside(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Takes a backward that does not come to the network. A hook in it may call the network, and take a backward of
+        its own, as the cached losses of sentence-transformers do. So this mode is on in that hook."""
+        tensors, gradients = begins_at(args, kwargs)
+        retains, again, inputs = (
+            given(args, kwargs, at, n) for at, n in enumerate(("retain_graph", "create_graph", "inputs"), 2)
+        )
+        plainly = (
+            again
+            or inputs is not None
+            or any(g is None and t.numel() != 1 for t, g in zip(tensors, gradients, strict=True))
+        )
+        with beside_the_network():
+            if plainly:
+                return func(*args, **kwargs)
+            with self:  # torch has taken it off
+                return backward(tensors, gradients, bool(retains))
 
     def _is_of_loop(self) -> bool:
         """Returns whether the loop's own code calls a function."""
@@ -205,7 +225,7 @@ class Look(TorchFunctionMode):
             self.sums.touched(func, args, kwargs)
         if not torch.is_grad_enabled():
             return None
-        if func is Tensor.register_hook and not args[0].is_leaf:
+        if func is Tensor.register_hook and not args[0].is_leaf and self.sums.calls.tape.depends(args[0]):
             self.sums.calls.hide("hooks of the loop may change gradients above the network")
             return None
         begun = self.sums.calls.tape.begin(func, args, kwargs, self.steps.scaling)

@@ -63,15 +63,12 @@ class Sums:
 
     def backward(self, args: Any, kwargs: Any) -> Root | None:
         """Returns the root of a ``backward`` that is called next; None where it does not come to the network."""
-        first = args[0] if args else kwargs.get("tensors")
-        tensors = list(first) if isinstance(first, (list, tuple)) else [first]
-        gradient = _given(args, kwargs, 1, "gradient" if "gradient" in kwargs else "grad_tensors")
-        gradients = list(gradient) if isinstance(gradient, (list, tuple)) else [gradient] * len(tensors)
+        tensors, gradients = begins_at(args, kwargs)
         root = self.calls.tape.root(tensors, gradients, line_of_user())
         if not self.calls.concerns(root, tensors):
             return None
-        again = bool(_given(args, kwargs, 3, "create_graph"))
-        root.retains = again or bool(_given(args, kwargs, 2, "retain_graph"))
+        again = bool(given(args, kwargs, 3, "create_graph"))
+        root.retains = again or bool(given(args, kwargs, 2, "retain_graph"))
         if root.on_inner and root.hidden:
             self.calls.hide(f"a loss depends on {root.hidden} within the network, which it does not return")
         if again:
@@ -83,8 +80,8 @@ class Sums:
 
     def asks(self, args: Any, kwargs: Any) -> Callable[[Any], None]:
         """Is told of ``torch.autograd.grad`` before it is called, and returns what is to be told of its result."""
-        again = bool(_given(args, kwargs, 4, "create_graph"))
-        retains = again or bool(_given(args, kwargs, 3, "retain_graph"))
+        again = bool(given(args, kwargs, 4, "create_graph"))
+        retains = again or bool(given(args, kwargs, 3, "retain_graph"))
         tape = self.calls.tape
         begun = tape.begin(torch.autograd.grad, args, kwargs, False) if again else None
         tape.under_way = None  # the operators of backward are no part of the loss
@@ -286,7 +283,15 @@ class Sums:
         self.calls.moved_on()
 
 
-def _given(args: Any, kwargs: Any, place: int, name: str) -> Any:
+def begins_at(args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Returns the tensors at which a backward begins, and the gradients that it is given there."""
+    first = args[0] if args else kwargs.get("tensors")
+    tensors = list(first) if isinstance(first, (list, tuple)) else [first]
+    gradient = given(args, kwargs, 1, "gradient" if "gradient" in kwargs else "grad_tensors")
+    return tensors, list(gradient) if isinstance(gradient, (list, tuple)) else [gradient] * len(tensors)
+
+
+def given(args: Any, kwargs: Any, place: int, name: str) -> Any:
     """Returns an argument that is given by its place or by its name; None where it is not given."""
     return args[place] if len(args) > place else kwargs.get(name)
 

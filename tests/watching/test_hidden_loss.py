@@ -1,10 +1,13 @@
 """``mpcompare.watch`` on losses in a function of autograd. If such a function has an argument that a tape cannot hold,
 the layers are examined, and the watch says that the loss is not."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from support.watched_loops import Loop, small_network, spoil
 from torch import nn
+from torch.nn import functional as F
 
 import mpcompare
 from mpcompare.watching.sight import HowFar
@@ -95,24 +98,51 @@ def test_a_card_without_seen_gradients_names_no_error_of_one():
     assert str(seen) == "1 of 1 layers and 0 of 1 parameters are seen"
 
 
-def test_a_backward_within_backward_is_said():
-    """Embeddings are computed without gradients, and once more in a hook (GradCache)."""
-    torch.manual_seed(0)
-    model, x = nn.Linear(8, 4), torch.randn(16, 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with mpcompare.watch(model, optimizer, steps=1) as seen:
-        with torch.no_grad():
-            kept = model(x)
-        kept.requires_grad_()
-        loss = kept.square().mean()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_backward_within_backward_is_seen(is_leaf, dtype):
+    """Embeddings are computed without gradients, and once more in a hook, as in the cached losses of
+    sentence-transformers."""
 
-        def again(grad):
-            with torch.enable_grad():
-                (model(x) * kept.grad).sum().backward()
+    def train(watch, factor=1.0):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.1), nn.Linear(32, 4))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        weight = model[0].weight
+        node = weight.expand_as(weight).grad_fn.next_functions[0][0]
+        node.register_prehook(lambda grads: (grads[0] * factor,))
+        with watch(model, optimizer) as seen:
+            for _ in range(2):
+                optimizer.zero_grad()
+                step(model)
+                optimizer.step()
+        return model, seen
 
-        kept.grad = torch.autograd.grad(loss, kept, retain_graph=True)[0]
+    def step(model):
+        parts = torch.randn(32, 8).split(16)
+        states = []
+        with torch.no_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
+            kept = []
+            for part in parts:
+                states.append(torch.get_rng_state())
+                kept.append(model(part).float().requires_grad_())
+        loss = F.mse_loss(torch.cat(kept), torch.ones(32, 4))
+        loss.backward(retain_graph=True)
+        loss = loss.detach().requires_grad_() if is_leaf else loss
+
+        def again(gradient):
+            for part, state, own in zip(parts, states, kept, strict=True):
+                with torch.enable_grad(), torch.random.fork_rng():
+                    torch.set_rng_state(state)
+                    (torch.dot(model(part).flatten(), own.grad.flatten()) * gradient).backward()
+
         loss.register_hook(again)
         loss.backward()
-        optimizer.step()
-    assert seen.not_examined == ["gradients that no backward made, or one that a hook calls within another one"]
-    assert [seen.defects, seen.facts["updates"]] == [[], 1]
+
+    watched, seen = train(mpcompare.watch)
+    plain, _ = train(lambda *given: nullcontext())
+    assert (seen.defects, seen.not_examined) == ([], [])
+    assert list(seen.sight.parameters.values()) == [True] * 4
+    assert all(map(torch.equal, watched.parameters(), plain.parameters()))
+    _, wrong = train(mpcompare.watch, 0.5)
+    assert {defect.place for defect in wrong.defects} == {"0.weight"}

@@ -29,9 +29,25 @@ NOT_THE_NETWORK = ("torch.", "mpcompare.verdict.", "mpcompare.watching.")  # pac
 Place = tuple[str, int, str]  # file, line, and operator
 
 
+_beside: list[int] = []  # the numbers of the backward passes under way that do not come to the network; 0: not known
+
+
 def in_backward() -> bool:
-    """Returns whether autograd is at work: a checkpoint calls layers once more there."""
-    return torch._C._current_graph_task_id() != -1
+    """Returns whether autograd is at work in the network: a checkpoint calls layers once more there."""
+    number = torch._C._current_graph_task_id()
+    if number != -1 and _beside and not _beside[-1]:
+        _beside[-1] = number
+    return number != -1 and number not in _beside
+
+
+@contextmanager
+def beside_the_network() -> Iterator[None]:
+    """The next backward does not come to the network. What a hook calls in it is called as outside of any."""
+    _beside.append(0)
+    try:
+        yield
+    finally:
+        _beside.pop()
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mpcompare.operands import Products
 from mpcompare.tasks.cast import NORMS
 from mpcompare.verdict.examine.forced.choices import Choice, chosen, place_of
+from mpcompare.verdict.examine.forced.choices import beside_the_network as beside_the_network
 from mpcompare.verdict.examine.forced.choices import in_backward as in_backward
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted, copied
 from mpcompare.verdict.examine.forced.views import View

@@ -5,88 +5,14 @@ the line take one run of each precision: the reference of the others, where it s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.report.columns import OF_RUN, TEXT, Column, named, number
-from mpcompare.report.comparison import Comparison, Entry, Row
-from mpcompare.report.dtypes import layers_of
-from mpcompare.verdict.judge import digits as judge
-from mpcompare.verdict.judge.digits import Digits
-from mpcompare.verdict.judge.layers import WHERE
+from mpcompare.report.comparison import Comparison
+from mpcompare.report.digits_row import DigitsRow, Map
+from mpcompare.verdict.judge.digits import percent
 
 STEPS = ("last", "first")  # the replays of a training step; the first in this list is shown first
-
-
-@dataclass(frozen=True)
-class Map(Row):
-    """The digits that each place of a network loses in a step of a run; ``reference`` is the run that others are
-    compared with, whose dtypes are shown, too."""
-
-    reference: Entry
-    step: str
-    digits: Mapping[str, Digits]
-
-    @property
-    def precision(self) -> str:
-        return self.entry.run.result.precision
-
-    @property
-    def when(self) -> str:
-        return WHERE[self.step]
-
-    @property
-    def rows(self) -> list["DigitsRow"]:
-        """The rows in the order of forward."""
-        return [DigitsRow(self.comparison, self.entry, self, place, digits) for place, digits in self.digits.items()]
-
-
-@dataclass(frozen=True)
-class DigitsRow(Row):
-    """A layer, or the work before one."""
-
-    map: Map
-    place: str
-    digits: Digits
-
-    @property
-    def name(self) -> str:
-        return self.place.replace("before (output)", "before the output") or "(model)"
-
-    @property
-    def advice(self) -> str:
-        return judge.advice(self.digits, self.map.precision)
-
-    @property
-    def why(self) -> str:
-        return judge.why(self.digits, self.map.precision)
-
-    @property
-    def worst(self) -> tuple[str, float, float]:
-        """``output`` or ``gradient``, its error and its terms."""
-        return judge.worst_part(self.digits, self.map.precision)
-
-    @property
-    def overflows(self) -> bool:
-        return bool(self.digits.operator or self.digits.overflow)
-
-    @property
-    def rank(self) -> tuple[bool, bool, float]:
-        """The larger the rank is, the more it matters that the layer stays in fp32."""
-        return self.overflows, bool(self.advice), self.worst[1]
-
-    @property
-    def because(self) -> str:
-        """The reasons, and the dtypes in which the reference computes the layer."""
-        computes = self.computes(self.map.reference)
-        return f"{self.why}; {self.map.reference.label} computes it in {computes}" if computes else self.why
-
-    def computes(self, entry: Entry) -> str | None:
-        """The dtypes in which a run computes the layer; None where they were not observed."""
-        return (layers_of(entry).get(self.place) or {}).get("computes")
-
-    def lost(self, error: float) -> float:
-        return judge.lost(error, self.map.precision)
 
 
 def maps(comparison: Comparison) -> list[Map]:
@@ -134,7 +60,7 @@ def _line(each: Map) -> str:
     text = f"{network} {verb} {each.precision} {where}, {each.when}: "
     if not advised:
         part, error, _ = worst.worst
-        text += f"one rounding is {judge.percent(error)} of its {part}"
+        text += f"one rounding is {percent(error)} of its {part}"
         return f"{text}; none of the {len(rows)} places that were seen loses half of its digits or overflows"
     return f"{text}{worst.because}; {advised} of the {len(rows)} places that were seen should stay in fp32"
 

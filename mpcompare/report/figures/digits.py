@@ -10,9 +10,9 @@ from matplotlib.figure import Figure, SubFigure
 from mpcompare.precision import PRECISIONS
 from mpcompare.report import digits as maps
 from mpcompare.report.contents import Report
-from mpcompare.report.digits import DigitsRow, Map
+from mpcompare.report.digits_row import DigitsRow, Map, half_lost
 from mpcompare.report.figures.kit import COLOURS, parts_of
-from mpcompare.verdict.judge.digits import bound, percent
+from mpcompare.verdict.judge.digits import percent
 
 MOST = 40  # rows that fit a page
 ROW, AROUND = 0.19, 1.1  # inches: a row, and what stands above and below a panel
@@ -59,7 +59,8 @@ def _said(row: DigitsRow) -> str:
 
 
 def _panel(axes: Axes, each: Map, rows: Sequence[DigitsRow]) -> None:
-    u, half = PRECISIONS[each.precision].unit_roundoff, bound(each.precision)
+    precision = PRECISIONS[each.precision]
+    u, half = precision.unit_roundoff, half_lost(precision)
     held, heights = round(-math.log2(u)), np.arange(len(rows))
     for part, (marker, colour) in PARTS.items():
         errors = np.array([getattr(row.digits, part) for row in rows])

@@ -1,6 +1,7 @@
 """The digits that 16 bits lose at each layer of a recorded step."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from support.mutations import layers_of, subject_of
 from torch import nn
 
 from mpcompare.backends.amp import Amp
-from mpcompare.verdict.judge.digits import advice, lost, why
+from mpcompare.report.digits_row import DigitsRow, Map
 from mpcompare.verdict.judge.layers import doubt
 
 U = {"fp16": 2.0**-11, "bf16": 2.0**-8}
@@ -91,6 +92,11 @@ def digits_of(make, precision):
     return examined(make, precision).findings.replays["first"].digits
 
 
+def row(digits, precision):
+    entry = SimpleNamespace(run=SimpleNamespace(result=SimpleNamespace(precision=precision)))
+    return DigitsRow(None, entry, Map(None, entry, entry, "first", {}), "", digits)
+
+
 @PRECISIONS
 def test_a_right_mlp_loses_less_than_a_digit_anywhere(precision):
     digits = digits_of(mlp, precision)
@@ -99,8 +105,9 @@ def test_a_right_mlp_loses_less_than_a_digit_anywhere(precision):
     for each in digits.values():
         assert 0.2 * U[precision] < each.output < 2 * U[precision]
         assert 0.2 * U[precision] < each.gradient < 2 * U[precision]
-        assert lost(each.gradient, precision) < 1
-        assert advice(each, precision) == why(each, precision) == ""
+        shown = row(each, precision)
+        assert shown.lost(each.gradient) < 1
+        assert shown.advice == shown.why == ""
         assert (each.overflow, each.operator) == (0, "")
 
 
@@ -116,7 +123,7 @@ class Powers(nn.Module):
 
 
 def test_powers_beyond_fp16_are_no_squares():
-    assert why(digits_of(Powers, "fp16")["before last"], "fp16") == "powers above 65504"
+    assert row(digits_of(Powers, "fp16")["before last"], "fp16").why == "powers above 65504"
 
 
 def test_squares_beyond_fp16_are_named_in_the_layer_and_in_the_doubt_of_the_reference():
@@ -125,8 +132,8 @@ def test_squares_beyond_fp16_are_named_in_the_layer_and_in_the_doubt_of_the_refe
     norm = digits["norm"]
     assert (norm.operator, norm.in_backward) == ("square", False)
     assert 65504 < norm.largest < 1e7
-    assert advice(norm, "fp16") == "keep in fp32"
-    assert why(norm, "fp16") == "squares above 65504"
+    assert row(norm, "fp16").advice == "keep in fp32"
+    assert row(norm, "fp16").why == "squares above 65504"
     assert [place for place, each in digits.items() if each.operator] == ["norm"]
     assert run.layers["norm"]["computes"] == "fp32+fp16"
     said = "the output of norm in the first step is itself 100 % off, beyond what roundings make: squares above 65504"
@@ -142,10 +149,11 @@ def test_a_difference_of_near_equal_numbers_loses_most_digits(precision):
     expected = minus.terms * U[precision] / math.sqrt(3)
     assert minus.terms > 100
     assert 0.9 * expected < minus.output < 1.1 * expected
-    assert lost(minus.output, precision) > 6.5
-    assert advice(minus, precision) == "keep in fp32, with what it is given"
-    assert f"for it sums what is {minus.terms:.2g} times as large" in why(minus, precision)
-    assert [place for place, each in digits.items() if advice(each, precision)] == ["minus"]
+    shown = row(minus, precision)
+    assert shown.lost(minus.output) > 6.5
+    assert shown.advice == "keep in fp32, with what it is given"
+    assert f"for it sums what is {minus.terms:.2g} times as large" in shown.why
+    assert [place for place, each in digits.items() if row(each, precision).advice] == ["minus"]
 
 
 def test_work_between_layers_has_a_place_of_its_own():
@@ -158,17 +166,17 @@ def test_work_between_layers_has_a_place_of_its_own():
 def test_underflow_is_named_where_it_takes_the_digits():
     branch = digits_of(Faint, "fp16")["branch"]
     assert branch.underflow > 0.9
-    assert advice(branch, "fp16") == "keep in fp32"
-    assert why(branch, "fp16").endswith("; most of the gradient that arrives is below fp16's normal numbers")
+    assert row(branch, "fp16").advice == "keep in fp32"
+    assert row(branch, "fp16").why.endswith("; most of the gradient that arrives is below fp16's normal numbers")
     right = digits_of(Faint, "bf16")["branch"]
-    assert (right.underflow, advice(right, "bf16")) == (0, "")
+    assert (right.underflow, row(right, "bf16").advice) == (0, "")
 
 
 def test_a_gradient_that_is_0_but_for_roundings_is_no_reason_for_fp32():
     shift = digits_of(shifted, "bf16")["2"]
     assert shift.gradient > 2.0**-4 * 2**16  # sqrt(u) of bf16, and fp32 has 16 digits more
-    assert advice(shift, "bf16") == ""
-    assert why(shift, "bf16") == "its gradient is 0 but for roundings, in fp32 too"
+    assert row(shift, "bf16").advice == ""
+    assert row(shift, "bf16").why == "its gradient is 0 but for roundings, in fp32 too"
 
 
 def test_the_effect_on_the_loss_is_that_of_the_products_of_outputs_and_gradients():

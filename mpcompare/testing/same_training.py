@@ -8,9 +8,9 @@ from torch import Tensor
 
 from mpcompare import generators
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
+from mpcompare.verdict.examine.forced.formats import default_dtype
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT
-from mpcompare.verdict.examine.forced.replay import default_dtype
 from mpcompare.verdict.examine.forced.weights import Weights
 from mpcompare.verdict.examine.numerics import distance, finite_norm, same_bits
 from mpcompare.verdict.judge.check import listed

@@ -1,4 +1,4 @@
-"""The choices between layers: noted in a step, and made again by its replay where the numbers agree."""
+"""The choices of a network: noted in a step, and made again by its replay where the numbers agree."""
 
 from contextlib import nullcontext
 
@@ -9,7 +9,7 @@ from torchvision.ops import nms
 
 from mpcompare.verdict.examine.forced.choices import Choosing
 from mpcompare.verdict.examine.forced.random_numbers import Fed
-from mpcompare.verdict.examine.forced.record import OUTPUT, recorded
+from mpcompare.verdict.examine.forced.record import OUTPUT, Call, recorded
 
 NEAR = 0.1
 X = torch.tensor([[1.0, 3.0, 3.001, -2.0]], dtype=torch.float64)
@@ -38,7 +38,7 @@ def choices_of(function, step):
 def again(function, step, replay, aside=False):
     """Returns the result of a function of the replay's numbers, with the choices that it made of the step's numbers."""
     choosing = Choosing()
-    within = choosing.aside() if aside else nullcontext()
+    within = choosing.within() if aside else nullcontext()
     with choosing.of(choices_of(function, step), NEAR), Fed({}, choosing=choosing), within:
         return function(replay)
 
@@ -99,3 +99,27 @@ def test_the_choices_of_a_line_come_in_their_order():
         return [(sign * x).argmax(1).item() for sign in (1, -1)]
 
     assert again(both, X, NEARLY) == both(X) == [2, 3]
+
+
+ROW = torch.tensor([[1.0, 3.0, 3.001, float("-inf"), -2.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "taken"),
+    [
+        ([[1, 2]], [[1, 2]]),  # bf16 does not tell the two apart
+        ([[1, 4]], [[2, 1]]),  # a choice that no rounding makes
+        ([[2, 3]], [[2, 1]]),  # one that was masked
+        ([[2, 0]], [[2, 1]]),
+    ],
+)
+def test_a_layer_that_is_a_router_chooses_the_places_that_it_returned(recorded, taken):
+    call = Call([ROW.bfloat16()], [torch.zeros(1, 2, dtype=torch.bfloat16), torch.tensor(recorded)])
+    row, choosing = ROW.clone().requires_grad_(), Choosing()
+    with Fed({}, choosing=choosing), choosing.within(call.places, call.near):
+        values, places = row.topk(2)
+        assert torch.equal(row.argmax(1), torch.tensor([2]))  # other choices within a layer are its own
+    assert places.tolist() == taken
+    assert torch.equal(values, ROW.gather(1, places))
+    values.sum().backward()
+    assert row.grad.nonzero()[:, 1].tolist() == sorted(taken[0])

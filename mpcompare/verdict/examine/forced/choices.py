@@ -1,7 +1,8 @@
-"""The choices that a network makes between its layers, such as a router that chooses experts.
+"""The choices that a network makes, such as a router that chooses experts.
 
 A rounding may change the choice between two numbers that are nearly equal: another expert, another box. Then other rows
-come to a layer, and the step cannot be compared. So a choice is written down, and a replay makes it again.
+come to a layer, and the step cannot be compared. So a choice between layers is written down, and a replay makes it
+again. A layer may be a router itself: it chose the places that it returned.
 """
 
 import sys
@@ -126,7 +127,8 @@ class Choosing:
         self._left: dict[Place, deque[Tensor]] = {}  # by place the choices that come next
         # by place the choices that differed from the replay's own, with the own ones: a checkpoint makes them again
         self._made: dict[Place, list[tuple[Tensor, Tensor]]] = {}
-        self._near, self._is_aside = 0.0, False
+        self._near = 0.0
+        self._returned: Sequence[Tensor] | None = None  # the places that the layer returned; None between layers
 
     @contextmanager
     def of(self, noted: Sequence[Choice], near: float) -> Iterator[None]:
@@ -141,19 +143,32 @@ class Choosing:
             self._left = {}
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Makes no choices while it is entered, as within a layer."""
-        before, self._is_aside = self._is_aside, True
+    def within(self, returned: Sequence[Tensor] = (), near: float = 0.0) -> Iterator[None]:
+        """Lets a layer choose the k largest numbers of a row as it did while it is entered, and nothing else.
+
+        Args:
+            returned: the places that the layer returned.
+            near: the part of the numbers by which they may be apart.
+        """
+        before = self._returned, self._near
+        self._returned, self._near = returned, near
         try:
             yield
         finally:
-            self._is_aside = before
+            self._returned, self._near = before
 
     def again(self, func: Any, given: Any, result: Any) -> Any:
         """Returns the result of an operator of CHOICES as it was in the step."""
         args, kwargs = given
+        if self._returned is not None:
+            for places in self._returned if func is torch.ops.aten.topk.default else ():
+                if places.shape == result[0].shape:
+                    again = along(func, args, kwargs, result, places, self._near)
+                    if again is not result:
+                        return again
+            return result
         source = self._made if in_backward() else self._left
-        if self._is_aside or not source or (own := chosen(func, args, result)) is None:
+        if not source or (own := chosen(func, args, result)) is None:
             return result
         place, name = place_of(func), func._schema.name
         theirs = self._next(place, own)

@@ -67,6 +67,11 @@ class Call:
     choices: list[Choice] = field(default_factory=list)
 
     @property
+    def places(self) -> list[Tensor]:
+        """The places that it returned, such as the experts that a router chose."""
+        return [v for v in self.outputs if isinstance(v, Tensor) and v.dtype is torch.int64]
+
+    @property
     def near(self) -> float:
         """The relative difference of two numbers that agree in half of the digits of the call."""
         formats = [v.dtype for v in (*self.inputs, *self.outputs) if is_real(v)]

@@ -26,9 +26,9 @@ from mpcompare.instruments import fp32_products
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.forced.as_recorded import as_recorded
 from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, half_of, is_torchs
 from mpcompare.verdict.examine.forced.choices import Choosing
+from mpcompare.verdict.examine.forced.formats import default_dtype, limits_as_recorded
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
 from mpcompare.verdict.examine.forced.hooks import HooksWithin
 from mpcompare.verdict.examine.forced.known import KnownLayers
@@ -295,7 +295,7 @@ class Replay:
             under_way.append(whole)
             try:
                 result = whole(*args, **kwargs)
-                with self.choosing.aside():
+                with self.choosing.within():
                     return self._output(result)
             finally:
                 under_way.clear()
@@ -334,7 +334,7 @@ class Replay:
     def _forced(self, name: str, module: nn.Module, hooks: HooksWithin) -> Callable[..., Any]:
         original = module.forward
 
-        @self.choosing.aside()
+        @self.choosing.within()
         def forward(*args: Any, **kwargs: Any) -> Any:
             flat, spec = tree_flatten((args, kwargs))
             flat = list(map(self.weights.taken, flat))
@@ -349,8 +349,9 @@ class Replay:
                 given = [v.clone() if is_real(v) else v for v in values] if writes else values
                 again, named = tree_unflatten(given, spec)
                 forced, module.forward = module.forward, original
+                limits, choosing = limits_as_recorded(call, self.dtype), self.choosing.within(call.places, call.near)
                 try:
-                    with as_recorded(call, self.dtype), hooks.called(half_of(module, call)):
+                    with limits, choosing, hooks.called(half_of(module, call)):
                         return tree_flatten(functional_call(module, params, again, named))[0]
                 finally:
                     self._note_casts(f"output {name}")
@@ -399,14 +400,3 @@ def _written(x: Tensor, y: Tensor) -> Tensor:
             return x.copy_(y) if x._is_view() else x.detach_().copy_(y)
         except RuntimeError:
             return y
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """While it is entered, numbers that a network makes on its way have this dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

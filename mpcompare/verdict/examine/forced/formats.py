@@ -1,0 +1,36 @@
+"""The formats that a replayed network is told of."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from mpcompare.verdict.examine.forced.record import Call, is_real
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Numbers that a network makes on its way are of this dtype while it is entered."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def limits_as_recorded(call: Call, dtype: torch.dtype) -> Iterator[None]:
+    """Who asks for the limits of ``dtype``, as by ``torch.finfo(x.dtype).eps``, is told those of the format that the
+    inputs of a call had: with other limits a layer computes another function. Inputs of several formats do not tell
+    which it is."""
+    formats = {value.dtype for value in call.inputs if is_real(value)}
+    if len(formats) != 1:
+        yield
+        return
+    (recorded,), finfo = formats, torch.finfo
+    torch.finfo = lambda *asked: finfo(*(recorded if each is dtype else each for each in asked))  # type: ignore
+    try:
+        yield
+    finally:
+        torch.finfo = finfo  # type: ignore[misc]

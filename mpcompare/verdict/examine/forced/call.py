@@ -38,6 +38,11 @@ class Point(NamedTuple):
     whole: bool = False
     turn: int = 0
 
+    @property
+    def name(self) -> str:
+        """The name of all points of its kind at its layer, as in ``Layers.places``."""
+        return f"{self.kind} {self.layer}"
+
 
 # Is given a point, the recorded tensor, the exact one, and the dtype in which the first was seen.
 Compare = Callable[[Point, Tensor, Tensor, torch.dtype], None]

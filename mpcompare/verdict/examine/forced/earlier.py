@@ -4,17 +4,14 @@ Samples of roundings cost most of a comparison, and a few updates move weights l
 measure for a later one. It accuses nobody: a step that is beyond it is compared once more, with samples of its own.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mpcompare.precision import Precision
 from mpcompare.verdict.examine.forced.call import Point
-from mpcompare.verdict.examine.forced.places import Place
-from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingErrors
+from mpcompare.verdict.examine.forced.places import Place, worst_calls
 from mpcompare.verdict.judge.layers import Layers
 from mpcompare.verdict.judge.limits import COARSEST, K
-
-Gradients = Mapping[str, GradientError | None]
 
 
 @dataclass
@@ -24,46 +21,33 @@ class EarlierSteps:
 
     kept: list[tuple[Precision, Layers]] = field(default_factory=list)
 
-    def like(self, precision: Precision, places: Iterable[Point], gradients: Gradients) -> Layers | None:
-        """Returns the first step that has roundings of all these places and gradients; None where none has. The
-        roundings must be a small part of their tensors: else a later step may be seen better than the earlier one."""
-        names = {_name(point) for point in places}
-        for own, layers in self.kept:
-            if own == precision and names <= _small(layers) and gradients.keys() <= _small_gradients(layers):
-                return layers
+    def carried(self, precision: Precision, later: Layers, places: Mapping[Point, Place]) -> Layers | None:
+        """Returns a later step with the roundings of the first earlier step that has roundings of all these places and
+        gradients; None where none has. The roundings must be a small part of their tensors: else a later step may be
+        seen better than the earlier one."""
+        names = {point.name for point in places}
+        for own, earlier in self.kept:
+            if own == precision and names <= _small(earlier) and later.gradients.keys() <= _small_gradients(earlier):
+                return _carried(earlier, later, places)
         return None
 
 
-def carried_to_places(earlier: Layers, places: Mapping[Point, Place]) -> dict[Point, PlaceError]:
-    """Returns the errors of a later step with roundings that are the same share of the norm as in an earlier step."""
-    found = {}
-    for point, later in places.items():
-        place = earlier.places[_name(point)]
-        part = later.norm / place.norm
-        rounding, terms = part * place.rounding, part * place.terms
-        found[point] = replace(place, error=later.error, norm=later.norm, rounding=rounding, terms=terms)
-    return found
-
-
-def carried_to_gradients(earlier: Layers, gradients: Gradients) -> RoundingErrors:
-    """Returns what roundings make in the gradients of a later step: the same share of each as in an earlier step."""
-    found = {}
-    for name, e in gradients.items():
-        rounding, before = earlier.rounding[name], earlier.gradients[name]
+def _carried(earlier: Layers, later: Layers, places: Mapping[Point, Place]) -> Layers:
+    """Returns a later step with roundings that are the same share of each norm as in an earlier step, and at least the
+    same share of the loss."""
+    errors, rounding = {}, {}
+    for point, place in places.items():
+        known = earlier.places[point.name]
+        part = place.norm / known.norm
+        made, terms = part * known.rounding, part * known.terms
+        errors[point] = replace(known, error=place.error, norm=place.norm, rounding=made, terms=terms)
+    for name, e in later.gradients.items():
+        once, before = earlier.rounding[name], earlier.gradients[name]
         part = e.norm / before.norm if e and before else 1.0
-        error, along, terms = part * rounding.error, part * rounding.along, part * rounding.terms
-        found[name] = replace(rounding, error=error, along=along, terms=terms)
-    return found
-
-
-def carried_to_loss(earlier: Layers, later: Layers) -> float:
-    """Returns what roundings make in the loss of a later step: at least the same share of it as in an earlier step."""
+        rounding[name] = replace(once, error=part * once.error, along=part * once.along, terms=part * once.terms)
     part = abs(later.exact_loss / earlier.exact_loss) if earlier.exact_loss else 1.0
-    return max(later.loss_noise, part * earlier.loss_noise)
-
-
-def _name(point: Point) -> str:
-    return f"{point.kind} {point.layer}"
+    noise = max(later.loss_noise, part * earlier.loss_noise)
+    return replace(later, places=worst_calls(errors), rounding=rounding, loss_noise=noise)
 
 
 def _small(layers: Layers) -> set[str]:

@@ -4,6 +4,7 @@ Roundings are known from samples, and their norms from some elements of each ten
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +14,7 @@ from mpcompare.dtypes import HALF
 from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.roundings import Roundings
 from mpcompare.verdict.examine.numerics import CHUNK, chunks, dimensions, distance, finite_norm, stride_of
-from mpcompare.verdict.judge.errors import RoundingError
+from mpcompare.verdict.judge.errors import PlaceError, RoundingError
 
 BLIND = 0.02  # of the norm of a tensor: a few samples are enough if roundings are below it
 ELEMENTS = {"parameter": 1 << 16}  # the number of elements of a tensor that tell how large roundings are
@@ -200,3 +201,12 @@ class Errors:
         """Returns whether roundings are a large part of some gradient or output, but not all of it."""
         parts = [(place.rounding().error, place.norm) for place in self.places.values() if place.kind != "back"]
         return any(BLIND * norm < error < norm for error, norm in parts)
+
+
+def worst_calls(places: Mapping[Point, PlaceError]) -> dict[str, PlaceError]:
+    """Returns by name the place of several calls that is the furthest off, in units of what roundings make."""
+    worst: dict[str, PlaceError] = {}
+    for point, place in places.items():
+        if point.name not in worst or not place.far < worst[point.name].far:
+            worst[point.name] = place
+    return worst

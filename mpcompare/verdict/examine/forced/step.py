@@ -22,15 +22,10 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.call import Point, is_torchs
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
-from mpcompare.verdict.examine.forced.earlier import (
-    EarlierSteps,
-    carried_to_gradients,
-    carried_to_loss,
-    carried_to_places,
-)
+from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.examine.forced.hooks import without_hooked
 from mpcompare.verdict.examine.forced.known import KnownLayers
-from mpcompare.verdict.examine.forced.places import FP32, Errors, Place
+from mpcompare.verdict.examine.forced.places import FP32, Errors, Place, worst_calls
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Record, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
@@ -104,17 +99,15 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         formats=_other_formats(errors, replay, gradient),
         loss_is_replayed=exact_loss is not None,
     )
-    if earlier is not None and (like := earlier.like(precision, places, layers.gradients)):
-        carried = _worst(carried_to_places(like, places))
-        rounding, noise = carried_to_gradients(like, layers.gradients), carried_to_loss(like, layers)
-        return replace(layers, places=carried, rounding=rounding, loss_noise=noise)
+    if earlier is not None and (carried := earlier.carried(precision, layers, places)):
+        return carried
     known.drop_sums(replay.sums.sources)
     noise = _take_samples(recorded, errors, roundings, known, gradient, layers.exact_loss)
     _sum_terms(recorded, errors, roundings, dtype, gradient)
     layers = replace(
         layers,
         loss_noise=max(errors.loss_noise, noise),
-        places=_worst({point: _place(place, point, recorded) for point, place in places.items()}),
+        places=worst_calls({point: _place(place, point, recorded) for point, place in places.items()}),
         rounding={name: _of_gradient(errors, replay, precision.unit_roundoff, name) for name in replay.sums.sources},
         digits=digits_of(replay, recorded.loss, errors.places, ranges) if precision.is_16_bit else {},
     )
@@ -252,7 +245,7 @@ def _statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:
 def _other_formats(errors: Errors, replay: Replay, storage: torch.dtype) -> dict[str, str]:
     """Returns, by place, a format of 16 bits that is not the format of the precision. The numbers of the place were
     seen in it, or the network itself asked for it on the way there."""
-    formats = [(f"{p.kind} {p.layer}", place.dtype) for p, place in errors.places.items() if p.kind != "parameter"]
+    formats = [(point.name, place.dtype) for point, place in errors.places.items() if point.kind != "parameter"]
     formats += [(at, dtype) for at, asked in replay.casts.items() for dtype in asked]
     return {at: dtype_name(dtype) for at, dtype in formats if dtype in HALF and dtype is not storage}
 
@@ -287,13 +280,3 @@ def _place(place: Place, point: Point, recorded: Recorded) -> PlaceError:
     u = torch.finfo(b.dtype).eps / 2 if b is not None and b.dtype in HALF else 0.0
     made = max(rounding.error, u * place.norm)
     return PlaceError(place.error, place.norm, made, rounding.dimensions, rounding.samples, rounding.terms)
-
-
-def _worst(places: Mapping[Point, PlaceError]) -> dict[str, PlaceError]:
-    """Returns by ``KIND LAYER`` the place that is the furthest off in all calls, in units of what roundings make."""
-    worst: dict[str, PlaceError] = {}
-    for point, place in places.items():
-        name = f"{point.kind} {point.layer}"
-        if name not in worst or not place.far < worst[name].far:
-            worst[name] = place
-    return worst

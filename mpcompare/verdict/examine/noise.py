@@ -16,7 +16,6 @@ from mpcompare.race.timetable import NOISE
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import seed_step, state
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.loss_scale import StepRows
@@ -79,26 +78,23 @@ def train_again(subject: Subject, rows: StepRows, number: int, of: int) -> Gener
 
 def _moved_weights(subject: Subject, generator: torch.Generator) -> Stored:
     """Returns the weights at which training began, each times ``1 + e`` with e uniform in +- u."""
-    u, start = subject.precision.unit_roundoff, params_of(subject.model)
-    if subject.start is not None:
-        saved = subject.start.state["params"]
-        start = {name: saved[name].to(p.device) for name, p in start.items()}
-    moved = Stored()
-    for name, p in start.items():
-        moved[name] = torch.rand(p.shape, generator=generator).mul_(2).sub_(1).mul_(u).add_(1).to(p.device).mul_(p)
+    u, moved = subject.precision.unit_roundoff, Stored()
+    saved = subject.start.state["params"] if subject.start else {}
+    for name, p in subject.model.named_parameters():
+        weight = saved.get(name, p.detach()).to(p.device)
+        factor = torch.rand(p.shape, generator=generator).mul_(2).sub_(1).mul_(u).add_(1)
+        moved[name] = factor.to(p.device).mul_(weight)
     return moved
 
 
 def _stepper(subject: Subject, start: Stored, scaling: LossScale) -> Stepper:
     """Returns a new backend with these weights at the beginning of training."""
-    begin = subject.start
-    backend = subject.make_backend(subject.network(start), scaling)
-    if begin is None:
-        return Stepper(backend, subject.task.new_rates(0))
-    scale = begin.state["loss_scale"]
-    state = {**begin.state, "params": dict(start), "loss_scale": {**scale, "scale": scaling.scale} if scale else {}}
-    backend.load_state_dict(cast(State, state))
-    return Stepper(backend, subject.task.new_rates(begin.updates))
+    begin, backend = subject.start, subject.make_backend(subject.network(start), scaling)
+    if begin is not None:
+        scale = begin.state["loss_scale"]
+        state = {**begin.state, "params": dict(start), "loss_scale": {**scale, "scale": scaling.scale} if scale else {}}
+        backend.load_state_dict(cast(State, state))
+    return Stepper(backend, subject.task.new_rates(begin.updates if begin else 0))
 
 
 def order_is_free(network: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:

@@ -2,14 +2,12 @@
 grows."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from mpcompare.contract import State
 from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import DynamicLossScale
-from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.drive import Driver
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.aged import Aged
@@ -18,17 +16,11 @@ from mpcompare.verdict.judge.counts import Count
 # The least number of updates after which no 16-bit format holds one more: fp16 has 11 digits, bf16 has 8.
 UPDATES = 2**11
 
-
-@dataclass(frozen=True)
-class Age:
-    """The state of a backend after long training."""
-
-    optimizer: Callable[[], dict[str, Params]]  # makes everything that the optimizer remembers
-    loss_scale: dict[str, float]  # the entries of the loss scale's state that differ from the start
+Ages = Callable[[State], State]  # makes an old state of the state of a new backend
 
 
-def age_of(young: Driver) -> Age | None:
-    """Returns what a backend would have after long training; None where it remembers nothing that ages.
+def age_of(young: Driver) -> Ages | None:
+    """Returns a function that ages a state as long training would; None where nothing that a backend remembers ages.
 
     The moments are the present ones, and the optimizer counts ``UPDATES``. The loss scale is the first one whose
     gradients were finite. It has had one good step less than it needs to grow.
@@ -49,16 +41,16 @@ def age_of(young: Driver) -> Age | None:
     if isinstance(scaling, DynamicLossScale):
         good = next((step.loss_scale for step in young.found.steps if step.finite), scaling.scale)
         loss_scale = {"scale": good, "growth_tracker": scaling.growth_interval - 1}
-    return Age(young.subject.shared.aside(optimizer), loss_scale)
+    kept_aside = young.subject.shared.aside(optimizer)
+    return lambda new: {**new, "optimizer": kept_aside(), "loss_scale": {**new["loss_scale"], **loss_scale}}
 
 
-def aged(subject: Subject, age: Age) -> Aged:
+def aged(subject: Subject, ages: Ages) -> Aged:
     """Takes a step of the first batch at the initial weights."""
-    driver, optimizer = Driver(subject, subject.scaling), age.optimizer()
-    state: State = driver.backend.state_dict()
-    driver.load({**state, "optimizer": optimizer, "loss_scale": {**state["loss_scale"], **age.loss_scale}})
-    counted = set(optimizer.get("step", {}))
-    del state, optimizer
+    driver = Driver(subject, subject.scaling)
+    driver.load(state := ages(driver.backend.state_dict()))
+    counted = set(state["optimizer"].get("step", {}))
+    del state
     driver.take(subject.first_batch)
 
     def should_count(name: str) -> int:
@@ -69,4 +61,4 @@ def aged(subject: Subject, age: Age) -> Aged:
         name: Count(float(count), should_count(name), dtype_name(count.dtype))
         for name, count in driver.backend.state_dict()["optimizer"].get("step", {}).items()
     }
-    return Aged(driver.result(), bool(age.loss_scale), counts)
+    return Aged(driver.result(), isinstance(subject.scaling, DynamicLossScale), counts)

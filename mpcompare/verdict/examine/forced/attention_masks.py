@@ -115,13 +115,9 @@ def fused_attention(
     if "scaled_dot_product" not in func.name() or not given.get("dropout_p"):
         return None
     tensors = {name: given[name] for name in OPERANDS if isinstance(given.get(name), Tensor)}
-    arguments = {n: _like(each) if isinstance(each, Tensor) else each for n, each in given.items()}
+    like = {n: Like(t.shape, t.stride(), t.dtype, t.device) for n, t in given.items() if isinstance(t, Tensor)}
     head = {name: copy(_last(t)) for name, t in (tensors | {"result": result}).items()}
-    return FusedAttention(func, arguments, state, head)
-
-
-def _like(tensor: Tensor) -> Like:
-    return Like(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    return FusedAttention(func, given | like, state, head)
 
 
 def _last(tensor: Tensor) -> Tensor:

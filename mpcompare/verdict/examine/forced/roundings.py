@@ -61,12 +61,6 @@ def computed(func: Any, result: Any) -> list[Tensor]:
     return [value for value in results if isinstance(value, Tensor) and value.dtype in WHOLE]
 
 
-def _is_new(func: Any) -> bool:
-    """Returns whether an operator takes nothing but a shape from its arguments."""
-    name = func._schema.name.partition("::")[2]
-    return bool(name.endswith("_like") or name.startswith("new_"))
-
-
 class Roundings(TorchDispatchMode):
     """Rounds the result of every operator while it is entered and ``on``.
 
@@ -105,7 +99,7 @@ class Roundings(TorchDispatchMode):
             result = self._without_bias(func, args)
         else:
             result = func(*args, **(kwargs or {}))
-        if self.on and not _is_new(func) and self._is_quantity(func, args, kwargs, result) and not in_16_bits:
+        if self.on and self._is_quantity(func, args, kwargs, result) and not in_16_bits:
             for value in computed(func, result):
                 self.round_(value)
         return result
@@ -142,7 +136,9 @@ class Roundings(TorchDispatchMode):
     def _is_quantity(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
         """Returns whether a result depends on inputs or parameters. Positions and their angles do not: with rounded
         positions a network would compute another function."""
-        enabled = torch.is_grad_enabled()
+        name, enabled = func._schema.name.partition("::")[2], torch.is_grad_enabled()
+        if name.endswith("_like") or name.startswith("new_"):  # it takes nothing but a shape from its arguments
+            return False
         if self.backward and not enabled:
             return True
         given = [t for t in values_of(args, kwargs or {}) if isinstance(t, Tensor)]

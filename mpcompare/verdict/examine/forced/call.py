@@ -283,7 +283,7 @@ class Forced(torch.autograd.Function):
                 layer.free(ctx.values, {name: p for name, p in ctx.params.items() if name not in written})
             ctx.mark_non_differentiable(*untracked)
             replay.whose("forward", "")
-        ctx.results = [_end(y, layer is None) if is_real(y) else None for y in ctx.results]
+        ctx.results = [_place(y) if is_real(y) else None for y in ctx.results]
         return tuple(passed)
 
     @staticmethod
@@ -299,11 +299,11 @@ class Forced(torch.autograd.Function):
             raise NotReplayedError(f"one backward comes to {ctx.at.name or 'the network'} several times")
         ends, grads, passed = [], [], dict[int, Tensor]()
         for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
-            if end is None or (g is None and recorded is None):
+            if g is None and recorded is None:
                 continue
-            right = replay.zero.new_zeros(end.shape) if g is None else g
+            right = replay.zero.new_zeros(call.outputs[place].shape) if g is None else g
             taken = ctx.at.arrives(place, recorded, right)
-            if end.place is not None:
+            if end is not None:
                 ends.append(end)
                 grads.append(taken)
                 passed[place] = taken
@@ -315,9 +315,8 @@ class Forced(torch.autograd.Function):
         wanted = numbers + params
         layer.fill(ctx.values, ctx.params)
         replay.whose("backward", ctx.at.name)
-        places = [end.place for end in ends]
         edges = list(map(get_gradient_edge, wanted))  # with edges torch takes no mode off: see ``backward``
-        found = iter(torch.autograd.grad(places, edges, grads, allow_unused=True) if ends else ())
+        found = iter(torch.autograd.grad(ends, edges, grads, allow_unused=True) if ends else ())
         replay.whose("", ctx.at.name)
         back = tuple(_as(next(found, None), replay.dtype, copy=False) if is_real(v) else None for v in ctx.values)
         for place, g in enumerate(back):
@@ -332,21 +331,12 @@ class Forced(torch.autograd.Function):
         return (None,) * 2 + back
 
 
-class _End(NamedTuple):
-    """What backward needs of a result, whose numbers may be freed.
-
-    Attributes:
-        place: its place in autograd's graph; None where the result requires no gradient.
-    """
-
-    place: Tensor | GradientEdge | None
-    shape: torch.Size
-
-
-def _end(result: Tensor, is_kept: bool) -> _End:
-    if is_kept or (result.requires_grad and result.is_leaf):
-        return _End(result, result.shape)
-    return _End(get_gradient_edge(result) if result.requires_grad else None, result.shape)
+def _place(result: Tensor) -> Tensor | GradientEdge | None:
+    """Returns the place of a result in autograd's graph, so that its numbers may be freed; None where it requires no
+    gradient."""
+    if not result.requires_grad:
+        return None
+    return result if result.is_leaf else get_gradient_edge(result)
 
 
 def _itself(saved: Tensor) -> Tensor:

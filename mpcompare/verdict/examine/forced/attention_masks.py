@@ -9,7 +9,8 @@ kernel draws.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +57,6 @@ class FusedAttention:
     arguments: dict[str, Any]  # by name; a :class:`Like` in the place of each tensor
     state: Tensor  # the state of the generator before the call
     head: dict[str, Tensor]  # the operands and the result of its last head, in the last row of the batch
-    made: list[Tensor] = field(default_factory=list)  # the mask, once it was drawn again
 
     @property
     def shape(self) -> torch.Size:
@@ -64,19 +64,16 @@ class FusedAttention:
         query, key = self.arguments["query"], self.arguments["key"]
         return torch.Size([*query.shape[:-1], key.shape[-2]])
 
+    @cached_property
     def mask(self) -> Tensor | None:
-        """Returns which weights it kept, bool; None where the kernel draws in a way that we do not know. The generator
-        is left in another state."""
-        if not self.made:
-            with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
-                mask = self.drawn_again()
-                if not self.error_with(mask) <= CLOSE:
-                    return None
-            self.made.append(mask)
-        return self.made[0]
+        """Tells which weights it kept, bool; None where the kernel draws in a way that we do not know. The generator is
+        left in another state."""
+        with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+            mask = self.drawn_again()
+            return mask if self.error_with(mask) <= CLOSE else None
 
     def drawn_again(self) -> Tensor:
-        """Returns the mask that the kernel draws from the same state, as :meth:`mask` does, right or wrong."""
+        """Returns the mask that the kernel draws from the same state, as :attr:`mask` has it, right or wrong."""
         given = {n: each.alike(n == "value") if isinstance(each, Like) else each for n, each in self.arguments.items()}
         value, columns = given["value"], self.shape[-1]
         generator, kept = DeviceGenerator(value.device), []

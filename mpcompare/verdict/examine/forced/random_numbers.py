@@ -182,10 +182,9 @@ class Fed(_AtRandom):
             raise NotReplayedError(f"{name} drew other random numbers in the step")
         noted, after = found
         if isinstance(noted, FusedAttention):
-            mask = noted.mask()
-            if mask is None:
+            if noted.mask is None:
                 raise NotReplayedError(f"the dropout within {noted.func.name()} cannot be drawn again")
-            return [mask], after
+            return [noted.mask], after
         return noted, after
 
     def drew_by_itself(self, func: Any) -> None:

@@ -206,11 +206,9 @@ class Recorder:
         for name, module in network.named_modules():
             if module in within:
                 continue
-            called, returned = (
-                Hook(module, partial(self.guard, method, name)) for method in (self.called, self.returned)
-            )
-            self.handles.append(module.register_forward_pre_hook(called, with_kwargs=True))
-            self.handles.append(module.register_forward_hook(returned, with_kwargs=True))
+            register = {self.called: module.register_forward_pre_hook, self.returned: module.register_forward_hook}
+            for method, put_on in register.items():
+                self.handles.append(put_on(Hook(module, partial(self.guard, method, name)), with_kwargs=True))
 
     def detach(self) -> None:
         """Removes all hooks that are not freed with their graph."""

@@ -1,7 +1,7 @@
 """Comparisons of a loop that was seen: gradients with a forced replay, updates with the optimizer's rule."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -175,7 +175,8 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> U
         unknown |= {n: f"the rows of the sparse gradient of {n} are added one by one" for n in step.row_by_row}
         for names in _groups(step):
             try:
-                tried = [(rule, *_errors(rule, step, names, compute)) for rule in _rules(optimizer, step, names)]
+                rules = rules_of(optimizer, step.settings[names[0]], step.state[names[0]] or step.state_after[names[0]])
+                tried = [(rule, *_errors(rule, step, names, compute)) for rule in rules]
             except Exception as error:  # whatever somebody's own optimizer does with one tensor
                 unknown.update(dict.fromkeys(names, f"their replay stopped with {first_line(error)}"))
                 continue
@@ -198,7 +199,7 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> U
         # Weights may stay as they are where roundings take all of an update away, or at random.
         nothing = step.drew or not any(e.lost > e.lost_in_fp32 for e in found.values())
         steps.append(said if seen.moved or not nothing else replace(said, moved=True))
-    if odd and not _is_another(optimizer, odd[0], compute) and _is_mistake(odd, compute, but=EPS_BEFORE):
+    if odd and not _is_another(optimizer, odd[0], compute) and _made_by(odd, compute) - {EPS_BEFORE}:
         wrong += odd
         for number, found in by_known.items():
             errors[number] |= found
@@ -212,9 +213,9 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> U
     return Updates(drive, {n: rule.name for n, rule in chosen.items()}, unknown, moments)
 
 
-def _is_mistake(wrong: Sequence[Wrong], compute: torch.dtype, but: str) -> bool:
-    """Returns whether a known mistake other than ``but`` makes all these updates."""
-    return any(each.excess <= 1 and made != but for made, each in _mistakes(wrong, compute).items())
+def _made_by(wrong: Sequence[Wrong], compute: torch.dtype) -> set[str]:
+    """Returns the known mistakes that make all these updates."""
+    return {mistake for mistake, each in _mistakes(wrong, compute).items() if each.excess <= 1}
 
 
 def _is_another(optimizer: torch.optim.Optimizer, wrong: Wrong, compute: torch.dtype) -> bool:
@@ -224,8 +225,7 @@ def _is_another(optimizer: torch.optim.Optimizer, wrong: Wrong, compute: torch.d
     step, _, _, names = wrong
     if not is_by_name(optimizer, step.settings[names[0]]):
         return True
-    made = {mistake for mistake, each in _mistakes([wrong], compute).items() if each.excess <= 1}
-    return not type(optimizer).__module__.startswith("torch.optim") and made == {EPS_BEFORE}
+    return not type(optimizer).__module__.startswith("torch.optim") and _made_by([wrong], compute) == {EPS_BEFORE}
 
 
 def _groups(step: Taken) -> list[list[str]]:
@@ -235,11 +235,6 @@ def _groups(step: Taken) -> list[list[str]]:
         if name not in step.row_by_row:
             groups.setdefault(id(step.settings[name]), []).append(name)
     return list(groups.values())
-
-
-def _rules(optimizer: torch.optim.Optimizer, step: Taken, names: Sequence[str]) -> list[Rule]:
-    state: Mapping[str, Any] = step.state[names[0]] or step.state_after[names[0]]
-    return rules_of(optimizer, step.settings[names[0]], state)
 
 
 def _errors(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -380,11 +381,9 @@ def autocast_dtype() -> torch.dtype | None:
 
 def _without_gradient() -> bool:
     """Returns whether a reentrant checkpoint calls us whose arguments require no gradient: its backward never comes."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         if frame.f_code is CheckpointFunction.forward.__code__:
             return not any(isinstance(v, Tensor) and v.requires_grad for v in frame.f_locals["args"])
-        frame = frame.f_back
     return False
 
 

@@ -19,7 +19,7 @@ from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.call import Point
-from mpcompare.verdict.examine.forced.kernels import Kernels
+from mpcompare.verdict.examine.forced.kernels import Kernels, functions_of
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
@@ -248,14 +248,8 @@ class FromTheRoot(Replay):
     def _round_within(self, results: list[Tensor], given: list[Tensor]) -> None:
         """Lets the operators of backward round within a function that calls several, such as a function that normalizes
         rows. Terms that are rounded cancel there, and the rest is passed down."""
-        above: set[Any] = {value.grad_fn for value in given} | {None}
-        left: list[Any] = [value.grad_fn for value in results]
-        nodes: list[Any] = []
-        while left:
-            if (node := left.pop()) not in above:
-                above.add(node)
-                nodes.append(node)
-                left += [each for each, _ in node.next_functions if not hasattr(each, "variable")]
+        above = {value.grad_fn._sequence_nr() for value in given if value.grad_fn is not None}
+        nodes = [node for node in functions_of(results, above) if not hasattr(node, "variable")]
         for node in nodes if len(nodes) > 1 else ():
             node.register_prehook(lambda _: self.passing("backward"))
             node.register_hook(lambda _, __: self.passing("loss"))

@@ -5,7 +5,7 @@ network. Each function of torch is noted with what it was given, so that a repla
 """
 
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from traceback import walk_stack
 from typing import Any
@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mpcompare.dtypes import HALF
 from mpcompare.generators import DeviceGenerator, GeneratorStates
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.forced.kernels import functions_of
 from mpcompare.verdict.examine.forced.record import Call
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.watching.attributes import Attributes
@@ -301,14 +302,14 @@ class Tape:
         outputs = {node for event in calls for node in event.ends}
         names: set[str] = set()
         inner = False
-        for node in _functions(ends, outputs):
+        for node in functions_of(ends, outputs):
             inner |= any(event.begins < node._sequence_nr() <= max(event.ends) for event in calls)
             names.add(self.names.get(id(getattr(node, "variable", None)), ""))
         return frozenset(names - {""}), inner
 
     def depends(self, tensor: Tensor) -> bool:
         """Returns whether a tensor depends on parameters of the network."""
-        return any(id(getattr(node, "variable", None)) in self.names for node in _functions([tensor], ()))
+        return any(id(getattr(node, "variable", None)) in self.names for node in functions_of([tensor]))
 
     def ref(self, tensor: Tensor, hidden: list[str]) -> Any:
         """Returns what stands for a tensor on the tape: its slot, a parameter, or a copy. ``hidden`` is given the name
@@ -346,17 +347,6 @@ class Tape:
         later = [e for e in self.events[start:] if isinstance(e, Op) or e in kept]
         earlier = [e for e in self.events[:start] if isinstance(e, Op)]
         self.events = [*needed(earlier, (slot for e in later for slot in e.needs())), *later]
-
-
-def _functions(ends: Sequence[Tensor], outputs: Container[int]) -> Iterator[Any]:
-    """Yields the functions of autograd's graph that made some tensors, down to the functions numbered ``outputs``."""
-    left: list[Any] = [t.grad_fn for t in ends]
-    seen: set[Any] = {None}
-    while left:
-        if (node := left.pop()) not in seen and node._sequence_nr() not in outputs:
-            seen.add(node)
-            left += [each for each, _ in node.next_functions]
-            yield node
 
 
 def is_open(events: Iterable[Event]) -> bool:

@@ -5,7 +5,7 @@ gradient of a bias cancels, only the errors of its sum are left. That is no faul
 step is compared with torch's own results.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,17 +145,16 @@ def _calls_torchs_norm(module: nn.Module, call: Call) -> bool:
     if call.arguments is None or not isinstance(module, STAY_IN_FP32):
         return False
     results = _results(module, call, called := _Called())
-    nodes = [y.grad_fn for y in results if is_real(y)]
-    own = any(isinstance(node, BackwardCFunction) for node in _below(nodes))
+    own = any(isinstance(node, BackwardCFunction) for node in functions_of(list(filter(is_real, results))))
     return not own and called.names - BESIDE in ({name} for name in NORMS)
 
 
-def _below(nodes: list[Any]) -> Iterator[Any]:
-    """Yields nodes of autograd's graph, and all that backward comes to from them."""
-    seen, left = set(), list(nodes)
+def functions_of(ends: Sequence[Tensor], outputs: Container[int] = ()) -> Iterator[Any]:
+    """Yields the functions of autograd's graph that made some tensors, down to those with the numbers ``outputs``."""
+    left: list[Any] = [t.grad_fn for t in ends]
+    seen: set[Any] = {None}
     while left:
-        node = left.pop()
-        if node is not None and node not in seen:
+        if (node := left.pop()) not in seen and node._sequence_nr() not in outputs:
             seen.add(node)
             left += [each for each, _ in node.next_functions]
             yield node

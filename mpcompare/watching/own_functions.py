@@ -5,8 +5,9 @@ of each class is replaced while somebody listens.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.autograd.function import BackwardCFunction, Function
@@ -14,7 +15,7 @@ from torch.autograd.function import BackwardCFunction, Function
 Ended = Callable[[Any, Any], None]  # is given the node of autograd's graph, which is the context, and the result
 Listener = Callable[[type[Function], tuple[Any, ...]], Ended | None]
 _listeners: list[Listener] = []
-_replaced: list[tuple[type[Function], str, Any]] = []  # class, method, and what the class itself had
+_replaced = ExitStack()  # holds the replaced methods; it puts back what each class had
 _begun: list[list[Ended]] = []  # for functions whose context is set up by another method
 _inside = [0]
 
@@ -32,12 +33,8 @@ def leave(listener: Listener) -> None:
     """Tells a listener of no more calls."""
     if listener in _listeners:
         _listeners.remove(listener)
-    while _replaced and not _listeners:
-        kind, name, own = _replaced.pop()
-        if own is None:
-            delattr(kind, name)
-        else:
-            setattr(kind, name, own)
+    if not _listeners:
+        _replaced.close()
 
 
 def is_called() -> bool:
@@ -98,8 +95,7 @@ def _replace(kind: type[Function]) -> None:
     methods = {"forward": (told, forward)} | ({} if with_context else {"setup_context": (told_context, set_up)})
     for name, (method, plain) in methods.items():
         vars(method)["plain"] = plain  # a subclass may have the method of another class
-        _replaced.append((kind, name, vars(kind).get(name)))
-        setattr(kind, name, staticmethod(method))
+        _replaced.enter_context(mock.patch.object(kind, name, staticmethod(method)))
 
 
 def _end(node: Any, result: Any) -> None:

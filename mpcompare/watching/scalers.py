@@ -5,8 +5,10 @@ A skipped step calls no hook of an optimizer that is not fused, so the scaler it
 
 import functools
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.amp import GradScaler
@@ -31,15 +33,14 @@ class ScaleChange:
 # Is given a scaler, the name of a method, a call that it makes, and the arguments; returns what the call returns.
 Looker = Callable[[Any, str, Callable[[], Any], Any], Any]
 _lookers: list[Looker] = []
-_originals: dict[str, Any] = {}
+_replaced = ExitStack()  # of the methods that tell; it puts back those of the class
 
 
 def look(looker: Looker) -> None:
     """Tells a looker of all scalers from now on."""
     if not _lookers:
         for name in LOOKED_AT:
-            _originals[name] = getattr(GradScaler, name)
-            setattr(GradScaler, name, _told(name, _originals[name]))
+            _replaced.enter_context(mock.patch.object(GradScaler, name, _told(name, getattr(GradScaler, name))))
     _lookers.append(looker)
 
 
@@ -47,8 +48,7 @@ def look_away(looker: Looker) -> None:
     """Tells a looker no more. The last one leaves the class as it was."""
     _lookers.remove(looker)
     if not _lookers:
-        for name in LOOKED_AT:
-            setattr(GradScaler, name, _originals.pop(name))
+        _replaced.close()
 
 
 def _told(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

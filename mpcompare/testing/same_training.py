@@ -9,15 +9,17 @@ from torch import Tensor
 from mpcompare import generators
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.examine.forced.formats import default_dtype
+from mpcompare.verdict.examine.forced.kernels import Kernels
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT
 from mpcompare.verdict.examine.forced.weights import Weights
 from mpcompare.verdict.examine.numerics import distance, finite_norm, same_bits
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching import watch
+from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.expecting import said
 from mpcompare.watching.looking import Look
-from mpcompare.watching.replaying import FromTheRoot, as_it_was, no_loss, without_autocast
+from mpcompare.watching.replaying import as_it_was, recorded_sum, without_autocast
 from mpcompare.watching.steps import Sum
 
 # Facts in which two loops that are the same agree.
@@ -125,8 +127,7 @@ def _exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
         return {}
     seen, device = look.sums.spool.back(seen), next(look.network.parameters()).device
     network = as_it_was(look.network, seen, at).double()
-    replay = FromTheRoot(network, torch.float64, seen.record, no_loss, [], 1.0, lambda *_: None)
-    replay.plays(seen)
+    replay = recorded_sum(seen, network, Derivatives(), Kernels()).new_replay(torch.float64, lambda *_: None)
     replay.weights = Weights(network, torch.float64)
     kept = generators.kept(device), torch.enable_grad(), without_autocast()
     with kept[0], kept[1], kept[2], replay.weights, Fed(seen.record.drawn), default_dtype(torch.float64):

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +14,17 @@ from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.adam_mistakes import EPS_BEFORE
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, largest, update_errors
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
-from mpcompare.verdict.examine.forced.kernels import Kernels, of_kernels
+from mpcompare.verdict.examine.forced.kernels import of_kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
-from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
+from mpcompare.verdict.examine.forced.step import compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes, of_all
 from mpcompare.verdict.examine.seen import Remembered, Seen
 from mpcompare.verdict.examine.update_rule import digits
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers
 from mpcompare.watching.looking import Look
-from mpcompare.watching.replaying import FromTheRoot, NotInFloat64Error, as_it_was, no_loss, without_autocast
+from mpcompare.watching.replaying import NotInFloat64Error, as_it_was, recorded_sum, without_autocast
 from mpcompare.watching.rules import COARSE, Rule, is_by_name, remembered, rules_of
 from mpcompare.watching.steps import Sum, Taken
 from mpcompare.watching.tape import Op, Root
@@ -61,27 +60,11 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     seen = look.sums.spool.back(seen)
     hidden = next((root.hidden for root in seen.roots if root.hidden), "")
     apart = {name for root in seen.roots if root.hidden for name in root.uses} | seen.hooked
-    first: list[FromTheRoot] = []  # the exact replay; the replays after it are samples, and are freed
-    derivatives = look.derivatives  # the look itself is freed when it was compared
-    kernels = Kernels()
-
-    def make(*args: Any) -> FromTheRoot:
-        replay = FromTheRoot(*args)
-        replay.plays(seen)
-        replay.derivatives = derivatives
-        if not first:
-            replay.kernels, replay.finds_out = kernels, True
-            first.append(replay)
-        return replay
-
     try:
         network = as_it_was(look.network, seen)
         with torch.no_grad():
             kernels = of_kernels(network, seen.record_of_still(), seen.buffers_after)
-        loss = 0.0 if hidden else sum(root.loss for root in seen.roots)  # a hidden loss is not judged
-        batches: Any = [None] * len(seen.roots)
-        grads = {name: g.part for name, g in seen.grads.items()}
-        step = Recorded(seen.record, network, no_loss, batches, loss, grads, 1.0, seen.buffers_after, replays=make)
+        step = recorded_sum(seen, network, look.derivatives, kernels)
         with torch.enable_grad(), without_autocast():
             layers = compared_with_the_replay(step, precision, earlier)
     except NotReplayedError as error:
@@ -98,9 +81,9 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
         known = {name: e for name, e in layers.gradients.items() if name not in apart}
         layers = replace(layers, gradients=known, rounding={name: layers.rounding[name] for name in known})
     alike = {at: place for at, place in layers.places.items() if at in kernels.alike}
-    reference = replace(layers, places=alike, gradients=dict(first[0].own))
+    reference = replace(layers, places=alike, gradients=step.own)
     unseen = f"it depends on {hidden}, of which no function of torch was seen" if hidden else ""
-    return Replayed(precision.name, layers, unseen, first[0].shares, dtypes, reference)
+    return Replayed(precision.name, layers, unseen, step.shares, dtypes, reference)
 
 
 def _computes(calls: Sequence[Call]) -> str:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from mpcompare import generators
+from mpcompare.contract import Batches
 from mpcompare.dtypes import HALF
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Params
@@ -22,7 +23,7 @@ from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.kernels import Kernels, functions_of
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Call, is_real
-from mpcompare.verdict.examine.forced.replay import Replay
+from mpcompare.verdict.examine.forced.replay import Recorded, Replay
 from mpcompare.verdict.examine.forced.weights import Instead, backward
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.widened import CASTS
@@ -31,7 +32,33 @@ from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.hooks_then import hooks_then
 from mpcompare.watching.steps import Sum, moved_from
-from mpcompare.watching.tape import Called, Event, Inner, Op, Own, Root, Slot, is_open, needed
+from mpcompare.watching.tape import Called, Inner, Op, Own, Root, Slot, is_open, needed
+
+
+@dataclass(frozen=True)
+class RecordedSum(Recorded):
+    """A recorded sum of gradients. Its exact replay finds ``shares`` and ``own``."""
+
+    sum: Sum
+    derivatives: Derivatives  # the derivatives of the user's own functions; the exact replay finds out which are wrong
+    kernels: Kernels  # what torch's own layers make of the recorded operands
+    # for each loss that a root is made of, the derivative of the root by this loss; None in the place of a loss is the
+    # loss that the network takes itself
+    shares: list[tuple[Op | None, float]] = field(default_factory=list)
+    # the errors of the kernels' gradients, where no other layer has a part in these
+    own: dict[str, GradientError | None] = field(default_factory=dict)
+
+    def new_replay(self, *given: Any) -> "FromTheRoot":
+        return FromTheRoot(self, *given)
+
+
+def recorded_sum(seen: Sum, network: nn.Module, derivatives: Derivatives, kernels: Kernels) -> RecordedSum:
+    """Returns a sum as a recorded step of a network that is as it was then."""
+    hidden = any(root.hidden for root in seen.roots)
+    loss = 0.0 if hidden else sum(root.loss for root in seen.roots)  # a hidden loss is not judged
+    grads, batches = {name: g.part for name, g in seen.grads.items()}, cast(Batches, [None] * len(seen.roots))
+    known = seen, derivatives, kernels
+    return RecordedSum(seen.record, network, no_loss, batches, loss, grads, 1.0, seen.buffers_after, *known)
 
 
 @dataclass
@@ -39,31 +66,16 @@ class FromTheRoot(Replay):
     """A replay that plays a tape: it calls the network where the loop did, and computes what the loop computed of it.
 
     Attributes:
-        events: the events of the tape.
-        owned: the names of the parameters that optimizers have. Others get no gradient: nobody would clear it.
-        begun: the weights of the first call, which the network has.
-        derivatives: of the user's own functions; ``finds_out`` is whether this replay finds out which are wrong.
-        kernels: what torch's own layers make of the recorded operands.
-        shares: found when it has run: for each loss that a root is made of, the derivative of the root by this loss.
-            None in the place of a loss is the loss that the network takes itself.
-        own: found when it has run: the errors of the kernels' gradients, where no other layer has a part in these.
+        step: the sum whose tape it plays.
     """
 
-    events: tuple[Event, ...] = ()
-    owned: frozenset[str] = frozenset()
-    begun: Params = field(default_factory=dict)
-    derivatives: Derivatives = field(default_factory=Derivatives)
-    finds_out: bool = False
-    kernels: Kernels = field(default_factory=Kernels)
-
-    def plays(self, seen: Sum) -> None:
-        """Is told which sum it plays."""
-        self.events, self.owned, self.begun = tuple(seen.tape), frozenset(seen.owned), seen.weights
+    step: RecordedSum
 
     def whole(self, name: str, gradient: Tensor) -> None:
         """Compares the gradient that torch's own layers make with the exact one, and hands the gradient on."""
-        if name in self.kernels.grads and self.sums.sources[name] <= self.kernels.layers:
-            self.own[name] = gradient_error(self.kernels.grads[name], gradient)
+        kernels = self.step.kernels
+        if self.is_exact and name in kernels.grads and self.sums.sources[name] <= kernels.layers:
+            self.step.own[name] = gradient_error(kernels.grads[name], gradient)
         super().whole(name, gradient)
 
     def comes_to(self, call: Call, exact: Sequence[Tensor | None]) -> None:
@@ -73,8 +85,8 @@ class FromTheRoot(Replay):
 
     def take(self, calls: list[Call]) -> float | None:
         """Plays the tape, with the derivatives of the user's own functions."""
-        self.is_open = is_open(self.events)
-        with nullcontext() if self.is_open else self.derivatives.taken(self, self.finds_out):
+        self.is_open = is_open(self.step.sum.tape)
+        with nullcontext() if self.is_open else self.step.derivatives.taken(self, self.is_exact):
             return self._take(calls)
 
     def _take(self, calls: list[Call]) -> float | None:
@@ -84,20 +96,18 @@ class FromTheRoot(Replay):
         self.latest: Called | None = None
         self.outputs: dict[str, list[Any]] = {}  # by module with inner values the outputs of its calls
         self.times_made: Counter[tuple[str, int]] = Counter()  # how often each inner value was made
-        self.own: dict[str, GradientError] = {}
-        self.written = {op.writes for op in self.events if isinstance(op, Op) and op.writes is not None}
+        seen, events = self.step.sum, self.step.sum.tape
+        self.written = {op.writes for op in seen.ops if op.writes is not None}
         number, loss, self.exact = 0, 0.0, 0.0
-        self.shares: list[tuple[Op | None, float]] = []
         losses: list[tuple[Op | None, Tensor]] = []
-        if any(isinstance(event, Root) and event.hidden for event in self.events):
+        if any(root.hidden for root in seen.roots):
             if self.is_open:
                 raise NotReplayedError("a loss that has gradients of gradients depends on a function that nobody saw")
-            begun = [event for event in self.events if isinstance(event, Called)]
-            for begin, call in zip(begun, calls, strict=True):
+            for begin, call in zip(seen.calls, calls, strict=True):
                 self._backward(call, self._called(replace(begin, given={}), call, values))
             return None
-        between = set(map(id, needed([event for event in self.events if not isinstance(event, Root)])))
-        for event in self.events:
+        between = set(map(id, needed([event for event in events if not isinstance(event, Root)])))
+        for event in events:
             if isinstance(event, Called):
                 outputs = tree_leaves(self._called(event, calls[number], values))
                 number += 1
@@ -126,10 +136,11 @@ class FromTheRoot(Replay):
                 if self.is_forcing:
                     self.sums.end_copies()
                 loss += event.loss
-                self.shares += [(op, float(value.grad)) for op, value in losses if value.grad is not None]
+                if self.is_exact:
+                    self.step.shares.extend((op, float(v.grad)) for op, v in losses if v.grad is not None)
                 losses = []
                 self.whose("", "")
-        coarse = any(isinstance(e, Op) and set(e.dtypes) & set(HALF) for e in self.events)
+        coarse = any(set(op.dtypes) & set(HALF) for op in seen.ops)
         return loss if coarse else self.exact
 
     def _called(self, event: Called, call: Call, values: dict[Slot, Tensor]) -> Any:
@@ -138,8 +149,8 @@ class FromTheRoot(Replay):
         set_attributes(self.network, event.attributes, self.dtype)
         with torch._C.DisableTorchFunction():  # a loss of the generator may freeze the discriminator for its call
             for name, p in self.network.named_parameters():
-                p.requires_grad_(name in (event.trained | event.others.keys()) & self.owned)
-        moved = moved_from(self.begun, event)
+                p.requires_grad_(name in (event.trained | event.others.keys()) & self.step.sum.owned)
+        moved = moved_from(self.step.sum.weights, event)
         self.weights.moved = moved | self._others(event, values)
         if self.latest is not None:  # the loop may have called the network in between, without gradients
             _move_buffers(self.network, self.latest.after, event.buffers)

@@ -28,8 +28,8 @@ from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import Errors
 from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted, NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Recorder, in_backward, recorded
-from mpcompare.verdict.examine.forced.replay import Replay
-from mpcompare.verdict.examine.forced.step import MOST, Recorded, compared_with_the_replay
+from mpcompare.verdict.examine.forced.replay import Recorded, Replay
+from mpcompare.verdict.examine.forced.step import MOST, compared_with_the_replay
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.layers import checks as layer_checks
 from mpcompare.verdict.judge.layers import doubt
@@ -591,12 +591,12 @@ def test_a_replay_is_freed_when_it_is_over():
     grads = {name: p.grad for name, p in network.named_parameters()}
     made = []
 
-    def make(*args):
-        replay = Replay(*args)
-        made.append(weakref.ref(replay))
-        return replay
+    class Watched(Recorded):
+        def new_replay(self, *args):
+            made.append(weakref.ref(replay := super().new_replay(*args)))
+            return replay
 
-    step = Recorded(record, network, F.cross_entropy, [(x, y)], 0.0, grads, 1.0, {}, replays=make)
+    step = Watched(record, network, F.cross_entropy, [(x, y)], 0.0, grads, 1.0, {})
     gc.disable()
     try:
         compared_with_the_replay(step, PRECISIONS["bf16"])
@@ -619,9 +619,12 @@ def test_between_forward_and_backward_a_replay_holds_what_its_layers_saved_and_n
     with recorded(network) as record:
         F.cross_entropy(network(x), y).backward()
     grads = {}
-    replay = Replay(network, torch.float64, record, loss_fn, [(x, y)], 1.0, lambda *_: None)
-    replay.found = grads.__setitem__
-    replay.run()
+
+    def keep(point, seen, exact, dtype):
+        if point.kind == "parameter":
+            grads[point.layer] = exact
+
+    Replay(Recorded(record, network, loss_fn, [(x, y)], 0.0, {}, 1.0, {}), torch.float64, keep).run()
     assert [round(bytes_held / (8 * rows * width)) for bytes_held in held] == [2]  # the results of ReLU and of Tanh
     wrong = {name: (grads[name] - p.grad).norm() / p.grad.norm() for name, p in network.named_parameters()}
     assert max(wrong.values()) < 2.0**-20
@@ -669,9 +672,9 @@ def test_a_result_that_somebody_else_reads_stays(dtype):
     with recorded(network) as record:
         F.cross_entropy(network(x), y).backward()
     far = lambda seen, exact: float((seen - exact).norm() / exact.norm())  # noqa: E731
-    replay = Replay(network, dtype, record, F.cross_entropy, [(x, y)], 1.0, lambda *at: compared.append(far(*at[1:3])))
-    replay.found = lambda name, exact: compared.append(far(network.get_parameter(name).grad, exact))
-    replay.run()
+    grads = {name: p.grad for name, p in network.named_parameters()}
+    step = Recorded(record, network, F.cross_entropy, [(x, y)], 0.0, grads, 1.0, {})
+    Replay(step, dtype, lambda *at: compared.append(far(*at[1:3]))).run()
     assert len(compared) > 10
     assert max(each for each in compared if each == each) < 2.0**-18
 

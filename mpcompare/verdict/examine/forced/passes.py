@@ -23,7 +23,8 @@ from mpcompare.verdict.examine.forced.choices import made_by
 from mpcompare.verdict.examine.forced.kernels import gradients_of_norms
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Record, calls_of, recorded
-from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
+from mpcompare.verdict.examine.forced.replay import Recorded
+from mpcompare.verdict.examine.forced.step import compared_with_the_replay
 from mpcompare.verdict.examine.new_step import gradients_of
 from mpcompare.verdict.examine.seen import all_finite, said_norm
 from mpcompare.verdict.examine.sharp import sharp_weights

@@ -36,8 +36,8 @@ from mpcompare.verdict.examine.forced.opened import passed_openly
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, rows_of
-from mpcompare.verdict.examine.forced.weights import Weights, as_complex, backward
-from mpcompare.verdict.examine.numerics import numbers, spread
+from mpcompare.verdict.examine.forced.weights import Weights, as_complex, backward, in_dtype
+from mpcompare.verdict.examine.numerics import in_part, numbers, spread
 from mpcompare.verdict.examine.oracle import shares_of
 
 DROPOUT = nn.modules.dropout._DropoutNd
@@ -48,16 +48,13 @@ REPEATED = 2.0**-7  # a repeated call may differ in 16 bits by this share of the
 class Replay:
     """A replay of one recorded step."""
 
-    network: nn.Module  # with the parameters that the step began with, fp32, and buffers of its own, in ``dtype``
+    step: "Recorded"
     dtype: torch.dtype  # the dtype in which the replay computes
-    record: Record
-    loss_fn: Loss
-    batches: Batches
-    scale: float  # the loss scale of the record, by which its gradients are divided
-    compare: Compare  # is called at each point
+    compare: Compare  # is called at each point, and with each gradient of a parameter
     # is told which part of a micro-batch begins: ``forward``, ``loss``, ``backward`` of the network; and of a layer
     # that computes ``constant`` numbers
     passing: Callable[[str], None] = lambda _: None
+    is_exact: bool = False  # whether its differences from the record are the errors
     # the part of the loss scale that gradients keep on their way through the network: with all of it, the numbers of
     # backward are as large as in the step
     kept: float = 1.0
@@ -80,14 +77,16 @@ class Replay:
     whose: Callable[[str, str], None] = lambda part, place: None
     # is given the sum over several uses of a copy of a parameter after each use, and returns what is kept
     summed: Callable[[Tensor], Tensor] = lambda part: part
-    # is given the gradient of each parameter, once all of it is there: nobody keeps it here
-    found: Callable[[str, Tensor], None] = lambda name, gradient: None
     known: KnownLayers | tuple[()] = ()  # the layers that are not computed again
     choosing: Choosing = field(default_factory=Choosing)  # makes the choices of the step between layers
     is_forcing = False  # whether layers compare and pass on what was recorded
     is_open = False  # whether gradients are differentiated again, so that autograd must see the functions of all calls
     coming: frozenset[int] = frozenset()  # the recorded backward passes that the pass under way stands for
     loss_is_rounded = False  # found when it has run: whether the loss is made of 16-bit numbers, and has more bits
+
+    def __post_init__(self) -> None:
+        self.network = in_dtype(self.step.network, self.dtype)
+        self.record, self.scale = self.step.record, self.step.scale
 
     @property
     def device(self) -> torch.device:
@@ -134,11 +133,11 @@ class Replay:
 
     def take(self, calls: list[Call]) -> float | None:
         """Calls the network as the step did, with a backward after each call, and returns the loss as ``run`` does."""
-        self.as_given = as_given(calls, self.batches)
+        self.as_given = as_given(calls, self.step.batches)
         if not self.as_given:
             return self._take_other_rows(calls)
-        loss, targets = 0.0, [y for _, y in self.batches]
-        for call, y, share in zip(calls, targets, shares_of(self.loss_fn, targets), strict=True):
+        loss, targets = 0.0, [y for _, y in self.step.batches]
+        for call, y, share in zip(calls, targets, shares_of(self.step.loss_fn, targets), strict=True):
             part = self._loss(self._output_of(call), y) * share
             loss += part.item()
             backward([part * self.kept], [None])
@@ -148,16 +147,16 @@ class Replay:
     def _take_other_rows(self, calls: list[Call]) -> float | None:
         """Takes a step whose calls have the batches' rows in another order, or in parts: the loss is over all rows. If
         nobody can tell which rows the calls have, the gradients at the network's outputs are the recorded ones."""
-        rows, outputs = rows_of(calls, self.batches), [self._output_of(call) for call in calls]
+        rows, outputs = rows_of(calls, self.step.batches), [self._output_of(call) for call in calls]
         if rows is None or not all(
             isinstance(y, Tensor) and y.shape[:1] == own.shape for y, own in zip(outputs, rows, strict=True)
         ):
             for call, output in zip(calls, outputs, strict=True):
                 self._backward(call, output)
             return None
-        targets = [y for _, y in self.batches]
+        targets = [y for _, y in self.step.batches]
         whole = torch.cat(outputs)[torch.cat(rows).argsort()].split([len(y) for y in targets])
-        parts = zip(whole, targets, shares_of(self.loss_fn, targets), strict=True)
+        parts = zip(whole, targets, shares_of(self.step.loss_fn, targets), strict=True)
         loss = torch.stack([self._loss(y, target) * share for y, target, share in parts]).sum()
         self.in_parts = True
         backward([loss * self.kept], [None])
@@ -170,7 +169,7 @@ class Replay:
         return self.call(call)
 
     def _loss(self, output: Any, y: Any) -> Tensor:
-        return self.loss_fn(output, y.to(self.dtype) if y.is_floating_point() else y)
+        return self.step.loss_fn(output, y.to(self.dtype) if y.is_floating_point() else y)
 
     def call(self, call: Call, computed: Mapping[int, Tensor] = MappingProxyType({}), part: str = "") -> Any:
         """Calls the network, or a part of it, with recorded arguments.
@@ -238,8 +237,10 @@ class Replay:
                 self.whole(name, numbers(gradient))
 
     def whole(self, name: str, gradient: Tensor) -> None:
-        """Is given the gradient of each parameter, once all of it is there."""
-        self.found(name, gradient)
+        """Compares the gradient of a parameter, once all of it is there. Nobody keeps it here."""
+        grads, exact = self.step.grads, self.step.seen(name, gradient)
+        shown = grads[name] if name in grads else torch.zeros_like(exact)
+        self.compare(Point("parameter", name), shown, exact, torch.float32)
 
     def passed_on(self, name: str, outputs: list[Any]) -> None:
         """Is given the outputs of a layer with which the network goes on."""
@@ -400,3 +401,27 @@ def _written(x: Tensor, y: Tensor) -> Tensor:
             return x.copy_(y) if x._is_view() else x.detach_().copy_(y)
         except RuntimeError:
             return y
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded step, and everything that it was computed from."""
+
+    record: Record
+    network: nn.Module  # in the state that the step began with, fp32
+    loss_fn: Loss
+    batches: Batches
+    loss: float  # the loss, as the backend says
+    grads: Mapping[str, Tensor]  # by parameter, unscaled and not clipped; a large one of a loop is ``in_part``
+    scale: float  # the loss scale
+    buffers: Mapping[str, Tensor]  # after the step
+
+    def new_replay(
+        self, dtype: torch.dtype, compare: Compare, passing: Callable[[str], None] = lambda _: None
+    ) -> Replay:
+        """Returns a new replay of the step. Its arguments are the arguments of :class:`Replay`."""
+        return Replay(self, dtype, compare, passing)
+
+    def seen(self, name: str, gradient: Tensor) -> Tensor:
+        """Returns the elements of a parameter's gradient that the record has."""
+        return in_part(gradient) if name in self.grads and self.grads[name].shape != gradient.shape else gradient

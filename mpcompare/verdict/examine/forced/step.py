@@ -6,19 +6,16 @@ Some elements of a large tensor tell how large these errors are.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mpcompare.contract import Batches
 from mpcompare.dtypes import HALF, dtype_name, torch_dtype
 from mpcompare.instruments import heap
 from mpcompare.precision import Precision
 from mpcompare.tasks.cast import NORMS, stays_in_fp32
-from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.call import Point, is_torchs
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
@@ -27,34 +24,13 @@ from mpcompare.verdict.examine.forced.hooks import without_hooked
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import FP32, Errors, Place, worst_calls
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
-from mpcompare.verdict.examine.forced.record import OUTPUT, Record, is_real
-from mpcompare.verdict.examine.forced.replay import Replay
+from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
+from mpcompare.verdict.examine.forced.replay import Recorded, Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
-from mpcompare.verdict.examine.forced.weights import in_dtype
-from mpcompare.verdict.examine.numerics import in_part
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.layers import Layers
 
 SAMPLES, MOST = 4, 12  # samples of roundings: more than a few if roundings are a large part of a tensor
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A recorded step, and everything that it was computed from."""
-
-    record: Record
-    network: nn.Module  # in the state that the step began with, fp32
-    loss_fn: Loss
-    batches: Batches
-    loss: float  # the loss, as the backend says
-    grads: Mapping[str, Tensor]  # by parameter, unscaled and not clipped; a large one of a loop is ``in_part``
-    scale: float  # the loss scale
-    buffers: Mapping[str, Tensor]  # after the step
-    replays: Callable[..., Replay] = Replay  # makes the replay
-
-    def seen(self, name: str, gradient: Tensor) -> Tensor:
-        """Returns the elements of a parameter's gradient that the record has."""
-        return in_part(gradient) if name in self.grads and self.grads[name].shape != gradient.shape else gradient
 
 
 def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: EarlierSteps | None = None) -> Layers:
@@ -68,24 +44,21 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     ranges, roundings = Ranges(precision, recorded.scale), Roundings(precision, recorded.scale)
     gradient, dtype = torch_dtype(precision.storage), torch.float32 if precision.is_16_bit else torch.float64
 
-    def compare_exact(point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
-        errors.compare(point, seen, exact, dtype)
-        ranges.count(point, exact)
-        if point.kind == "back":
-            known.keep(point, exact)
-
     gradients: dict[str, GradientError | None] = {}
 
-    def compare_gradient(name: str, exact: Tensor) -> None:
-        exact = recorded.seen(name, exact)
-        shown = recorded.grads[name] if name in recorded.grads else torch.zeros_like(exact)
-        errors.compare(Point("parameter", name), shown, exact, gradient)
-        gradients.update(gradient_errors(recorded.grads, {name: exact}))
+    def compare_exact(point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+        is_gradient = point.kind == "parameter"
+        errors.compare(point, seen, exact, gradient if is_gradient else dtype)
+        ranges.count(point, exact)
+        if is_gradient:
+            gradients.update(gradient_errors(recorded.grads, {point.layer: exact}))
+        elif point.kind == "back":
+            known.keep(point, exact)
 
-    replay = _replay(recorded, torch.float64, compare_exact)
-    roundings.convolves_in = replay.convolves_in(gradient, next(recorded.network.parameters()).device)
+    replay = recorded.new_replay(torch.float64, compare_exact)
+    roundings.convolves_in = replay.convolves_in(gradient, replay.device)
     known = KnownLayers(recorded.network, recorded.record, dtype, ranges.results, errors.sample, roundings)
-    replay.whose, replay.kept, replay.found = ranges.whose, recorded.scale, compare_gradient
+    replay.is_exact, replay.whose, replay.kept = True, ranges.whose, recorded.scale
     exact_loss = _run(replay, ranges, errors, recorded.buffers)
     places = {point: place for point, place in errors.places.items() if point.kind not in ("parameter", "back")}
     layers = Layers(
@@ -156,12 +129,11 @@ def _take_samples(
         def compare(point: Point, _: Tensor, exact: Tensor, __: torch.dtype) -> None:
             errors.sample(roundings, point, exact)
 
-        again = _replay(recorded, known.dtype, compare, roundings.passing)
+        again = recorded.new_replay(known.dtype, compare, roundings.passing)
         # The first call of a checkpoint has no gradients. It is rounded as the second, or a repeated call is not found.
         again.operand, again.storage, again.whose = roundings.quantity, storage, whose
         again.summed, again.known, again.cast = roundings.round_, known, roundings.cast
         again.stored = lambda value: roundings.round_(value.clone())
-        again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), recorded.seen(name, g))
         try:
             with roundings, in_operations(recorded.network):
                 found = again.run()
@@ -215,10 +187,9 @@ def _sum_terms(
         return roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
 
     for roundings.sample in range(first, first + MOST):
-        terms = _replay(recorded, dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
+        terms = recorded.new_replay(dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
         terms.operand = terms.stored = rounded
         terms.storage, terms.stores_all = storage, True
-        terms.found = lambda name, g: errors.summed(Point("parameter", name), recorded.seen(name, g), u)
         try:
             terms.run()
             break
@@ -229,12 +200,6 @@ def _sum_terms(
     errors.loss_noise = max(errors.loss_noise, 4 * FP32 * math.sqrt(terms.squares))  # and numbers above the network
     for name, b in _statistics(terms):
         errors.summed(Point("buffer", name), b, u)
-
-
-def _replay(recorded: Recorded, dtype: torch.dtype, compare: Any, passing: Any = lambda _: None) -> Replay:
-    network = in_dtype(recorded.network, dtype)
-    batches, loss_fn = recorded.batches, recorded.loss_fn
-    return recorded.replays(network, dtype, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
 
 
 def _statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:

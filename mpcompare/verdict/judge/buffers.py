@@ -45,8 +45,7 @@ def checks(case: Case) -> Checks:
 
 def cause_of(case: Case, name: str) -> str:
     """Returns the cause of a wrong buffer: the format in which it is kept, or the role of its owner."""
-    b = (case.run.findings.buffers or {}).get(name)
-    beside = (case.reference.findings.buffers or {}).get(name)
+    b, beside = (each.findings.buffers.get(name) for each in (case.run, case.reference))
     if b and (b.dtype in SHORT or (b.elements and b.short == 1 and beside and beside.short < 1)):
         return IN_16_BITS
     layer = case.run.findings.layers.get(name)
@@ -58,7 +57,7 @@ def _formats(case: Case) -> Checks:
     holds their values, which the first step shows."""
     if stored_coarsely(case.run):
         return
-    for name, b in (case.run.findings.buffers or {}).items():
+    for name, b in case.run.findings.buffers.items():
         short = b.dtype in SHORT and b.should_dtype not in SHORT
         because = f"{name}, which every step moves, is kept in {b.dtype}, and in {b.should_dtype} in the network"
         yield Check("format of buffer", float(short), 0, IN_16_BITS, because, tensor=name)

@@ -22,6 +22,7 @@ from mpcompare.verdict.judge.causes import LOST, Pass, underflows
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.digits import Digits
 from mpcompare.verdict.judge.drive import Gradients
+from mpcompare.verdict.judge.dtypes import SHORT
 from mpcompare.verdict.judge.errors import Errors, GradientError, PlaceError, RoundingErrors
 from mpcompare.verdict.judge.gradients import gradient_checks
 from mpcompare.verdict.judge.limits import K, error_like, place_limit, roundings, stored_coarsely
@@ -32,7 +33,6 @@ PLACES = {
     "input": "what arrives at", "output": "the output of", "gradient": "the gradient that arrives at",
     "buffer": "the buffer", "parameter": "the gradient of",
 }  # fmt: skip
-SHORT = {name for name, each in FORMATS.items() if each.bytes == 2}
 APART = K**2  # the ratio of two errors over their measures: each measure may be K times as wide as it need be
 
 

@@ -6,7 +6,6 @@ inputs of 0 each norm of the network sees a variance of 0, and nothing can overf
 last bias are not 0. So whatever is finite in fp32 is finite in any format: no tolerance is needed.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpcompare.tasks.batch import each
 from mpcompare.tasks.draws import as_examined
-from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import with_values
 from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.new_step import begun, starts_anew
@@ -45,29 +43,21 @@ def padding(subject: Subject, backend: Any) -> Padding | None:
 
 def _exact_values(problem: Problem) -> dict[str, Any]:
     """Returns the loss of a few rows in fp32, and the names of the gradients that are finite; nothing where the network
-    cannot be called with zeros."""
+    does not divide, cannot be called with zeros, or makes no finite loss of them."""
     network = _of_zeros(problem.network)
     x, y = problem.batch[0]
     try:
-        loss = _loss(network, problem.loss_fn, _zero(x[:ROWS]), y[:ROWS])
+        with as_examined(x.device), torch.enable_grad():
+            with _Divides() as divides:
+                output = network(_zero(x[:ROWS]))
+            loss = problem.loss_fn(output, y[:ROWS])
+            loss.backward()
     except (ArithmeticError, ValueError, LookupError, RuntimeError):
         return {}
-    if not math.isfinite(loss):
+    if not divides.found or not loss.isfinite():
         return {}
     finite = [n for n, p in network.named_parameters() if p.grad is not None and bool(p.grad.isfinite().all())]
-    return {"loss": loss, "finite": finite}
-
-
-def _loss(network: nn.Module, loss_fn: Loss, x: Any, y: Any) -> float:
-    """Returns the loss of a step whose gradients the network gets; NaN where the network divides by nothing."""
-    with as_examined(x.device), torch.enable_grad():
-        with _Divides() as divides:
-            output = network(x)
-        if not divides.found:
-            return math.nan
-        loss = loss_fn(output, y)
-        loss.backward()
-    return loss.item()
+    return {"loss": loss.item(), "finite": finite}
 
 
 def _zero(x: Any) -> Any:

@@ -18,20 +18,15 @@ from mpcompare.precision import Precision
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.frozen import dtypes_of
 from mpcompare.tasks.task import Params, params_of
-from mpcompare.verdict.examine.exact_values import ExactValues, Problem
+from mpcompare.verdict.examine.exact_values import Problem
 
 SPREAD, OF_LOGITS = 3.0, 8.0  # standard deviations of the outputs of layers of products, and of the last layer
 MOVED = 0.25  # biases and factors of norms, which begin at 0 and 1, are moved by so much
 RECURRENT = {"weight_hh": 1.0}  # the size of results; 2 for other weights of layers that are no single product
 
 
-def sharp_weights(values: ExactValues, precision: Precision) -> Params:
+def sharp_weights(problem: Problem, precision: Precision) -> Params:
     """Returns these weights."""
-    weights: Params = values.once(f"sharp-{precision.name}", _sharp_weights, precision)
-    return weights
-
-
-def _sharp_weights(problem: Problem, precision: Precision) -> Params:
     return sharpened(problem.network, problem.batch[0][0], precision)
 
 

@@ -44,9 +44,10 @@ def layers_of_first_step(subject: Subject, sharp: bool = False) -> Layers | None
     Raises:
         NotReplayedError: as :func:`layers_of`.
     """
-    network = subject.model
+    network, precision = subject.model, subject.precision
     if sharp:
-        network = subject.network(sharp_weights(subject.exact_values, subject.precision))
+        weights = subject.exact_values.once(f"sharp-{precision.name}", sharp_weights, precision)
+        network = subject.network(weights)
     backend: Any = subject.make_backend(network, subject.scaling)
     if called_module(backend) is None and watched_products(backend) is None:
         return None

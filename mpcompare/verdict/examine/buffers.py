@@ -1,6 +1,5 @@
 """Buffers after training: the numbers that training left in them, and the formats in which the backend keeps them."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,10 +7,8 @@ from torch import Tensor, nn
 
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.fingerprint import fingerprint
-from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.numerics import short_share, sketch
 from mpcompare.verdict.judge.buffers import Buffer, Buffers
-from mpcompare.verdict.judge.errors import Errors
 
 
 def buffers_of_backend(network: nn.Module, backend: Any) -> Buffers:
@@ -23,12 +20,6 @@ def buffers_of_backend(network: nn.Module, backend: Any) -> Buffers:
         for name, b in backend.buffers().items()
         if name in initial and not torch.equal(initial[name].double(), b.detach().to(initial[name].device).double())
     }
-
-
-def step_errors(found: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Errors:
-    """Returns the error of each buffer after a step, compared with a new backend that took the step from the same
-    weights and buffers."""
-    return gradient_errors(found, {name: b.detach().double() for name, b in new.items()})
 
 
 def _buffer(name: str, initial: Tensor, b: Tensor) -> Buffer:

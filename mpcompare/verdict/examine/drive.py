@@ -16,8 +16,7 @@ from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
 from mpcompare.tasks.task import buffers_of, with_values
-from mpcompare.verdict.examine.buffers import step_errors
-from mpcompare.verdict.examine.errors import clip_errors
+from mpcompare.verdict.examine.errors import clip_errors, gradient_errors
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.idle import moved as moved_ones
 from mpcompare.verdict.examine.loss_scale import ExpectedScale, promised_scaling
@@ -206,4 +205,4 @@ class Driver:
         if self.first is None:
             return {}
         restored = self.first.skipped and self.rule.promises.restores_buffers
-        return step_errors(self.first.buffers_after, buffers_of(self.subject.examined) if restored else expected)
+        return gradient_errors(self.first.buffers_after, buffers_of(self.subject.examined) if restored else expected)

@@ -21,12 +21,12 @@ HALF = 0.45  # of a gap: nearer to the middle, an error of the exact number coul
 
 
 def gradient_errors(grads: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Errors:
-    """Returns the error of each gradient compared with the float64 ``exact``; None where the gradient is missing."""
+    """Returns the error of each gradient, or buffer, compared with the ``exact`` one; None where it is missing."""
     return {name: gradient_error(grads[name], true) if name in grads else None for name, true in exact.items()}
 
 
 def gradient_error(grad: Tensor, exact: Tensor) -> GradientError:
-    """Returns the error of one gradient, any shape and dtype, compared with ``exact``, float64 of the same shape."""
+    """Returns the error of one gradient, any shape and dtype, compared with ``exact``, of the same shape."""
     product = norm2 = error2 = largest = 0.0
     zeros = nonzeros = 0
     for g, true in chunks(grad, exact):

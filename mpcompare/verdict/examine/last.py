@@ -18,7 +18,7 @@ from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.tasks.task import Params, params_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.attempts import Attempts
-from mpcompare.verdict.examine.buffers import step_errors
+from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.passes import layers_of, recorded_step
 from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.loss_scale import StepRows
@@ -55,7 +55,7 @@ def last(
         if update and without:
             found = moved(without, weights, Stored(backend.master_params()))
             update = replace(update, drive=replace(update.drive, idle=[found]))
-        of_buffers = step_errors(backend.buffers(), buffers) if buffers else {}
+        of_buffers = gradient_errors(backend.buffers(), buffers) if buffers else {}
     finally:
         walk.finish()
     return {"last": gradients, "last_buffers": of_buffers, "trained": update, "replay": layers}

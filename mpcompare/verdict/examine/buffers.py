@@ -28,6 +28,6 @@ def _buffer(name: str, initial: Tensor, b: Tensor) -> Buffer:
     formats = dtype_name(b.dtype), dtype_name(initial.dtype)
     if not initial.is_floating_point():
         value = f"{b.item():g}" if b.numel() == 1 else fingerprint({name: b.double().cpu()})
-        return Buffer(*formats, whole=value, sketch=sketch({name: b.double()})[name])
+        return Buffer(*formats, whole=value, sketch=sketch({name: b})[name])
     values = b[b != 0]
-    return Buffer(*formats, sketch=sketch({name: b.double()})[name], elements=len(values), short=short_share(values))
+    return Buffer(*formats, sketch=sketch({name: b})[name], elements=len(values), short=short_share(values))

@@ -1,7 +1,7 @@
 """Tensors by name. The tensors that are too many for the memory lie in a file and are read one by one.
 
-The examination keeps the weights before a step, its gradients, and what an optimizer remembers, in float64. Together
-these are ten times as large as the network in fp32, and only one tensor of each is looked at at a time.
+The examination keeps the weights before a step, and its gradients. Each is as large as the network in fp32, and only
+one tensor of it is looked at at a time.
 """
 
 import os

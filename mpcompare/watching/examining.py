@@ -19,6 +19,7 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes, of_all
+from mpcompare.verdict.examine.numerics import norm_of
 from mpcompare.verdict.examine.seen import Remembered, Seen
 from mpcompare.verdict.examine.update_rule import digits
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
@@ -265,4 +266,6 @@ def _update(step: Taken, number: int, names: Sequence[str]) -> Seen:
     raw = {n: step.raw.get(n, step.given[n]) for n in names}
     before, after = ({n: side[n] for n in names} for side in (step.before, step.after))
     known = Remembered(tensors, count)
-    return Seen(before, after, given, lr, known, grads=raw, scale=step.scale, number=count, steps=number).in_part()
+    norm, scale = norm_of(given), step.scale
+    seen = Seen(before, after, given, lr, known, grads=raw, scale=scale, number=count, steps=number, clipped_norm=norm)
+    return seen.in_part()

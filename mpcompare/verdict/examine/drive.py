@@ -2,7 +2,7 @@
 
 After each phase that changes something, the backend is asked for its gradients and its weights. The gradients of the
 pass ``first`` are compared with the oracle's, and the gradients of later passes with a new backend's. The updates are
-compared with the optimizer's in fp32 arithmetic, and the loss scale with its policy.
+compared with the optimizer's in fp32 arithmetic, in some elements of each tensor, and the loss scale with its policy.
 """
 
 import math
@@ -22,6 +22,7 @@ from mpcompare.verdict.examine.idle import moved as moved_ones
 from mpcompare.verdict.examine.loss_scale import ExpectedScale, promised_scaling
 from mpcompare.verdict.examine.masks import forward_as_the_oracle
 from mpcompare.verdict.examine.new_step import compared, effective_precision, new_step
+from mpcompare.verdict.examine.numerics import SPREAD, norm_of, spreads
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.seen import FROM_THE_START, Remembered, Seen, all_finite, moved, said_norm
 from mpcompare.verdict.examine.subject import Subject
@@ -63,7 +64,8 @@ class Driver:
         self.policy.load(state["loss_scale"])
         tensors = dict(state["optimizer"])
         counts = [int(count) for count in tensors.pop("step", {}).values()]
-        self.loaded = Remembered(tensors, max(counts, default=0), at_once=True)
+        some = {kind: spreads(of_kind) for kind, of_kind in tensors.items()}
+        self.loaded = Remembered(some, max(counts, default=0), at_once=True)
         for t in (t for of_kind in tensors.values() for t in of_kind.values()):
             heap.forget(t)  # the backend has read it
 
@@ -78,9 +80,7 @@ class Driver:
 
     def take(self, batch: Batches) -> bool:
         """Takes a step; returns whether its gradients were finite."""
-        heap.trim()  # the next step needs tensors of other sizes than the comparison after this one
-        found, taken = self.found, self._step(batch)
-        finite = self._finite_gradients(taken)
+        found, (taken, finite) = self.found, self._step(batch)
         kept = replace(taken, after={})  # the weights after it are the backend's own, and would outlive the backend
         if self.subject.exact.buffers and not found.steps and taken.draws_alike:  # as the oracle does in forward
             self.first = kept
@@ -114,17 +114,22 @@ class Driver:
             self.found, finite=finite, buffers=buffers, known_mistakes=mistakes or {}, digits=digits_of_state, idle=idle
         )
 
-    def _step(self, batch: Batches) -> Seen:
+    def _step(self, batch: Batches) -> tuple[Seen, bool]:
+        """Returns a step, and whether its gradients were finite. They are whole where all of them are compared: of the
+        first step in which they are finite, and of a task that clips."""
         backend, lr, task = self.backend, float(self.rates.now), self.rule.task
         walk, scale = Walk(backend, batch, lr), float(backend.loss_scale())
         before, buffers = Stored(backend.master_params()), Stored(backend.buffers())
         draws_alike = forward_as_the_oracle(self.subject.exact, walk)
         walk.through("unscale")
-        loss, grads = float(walk.loss), Stored(backend.grads())
+        loss, finite, clips = float(walk.loss), all_finite(backend.grads()), task.clip_norm is not None
+        is_whole = clips or (finite and self.finite is None)
+        grads = (Stored if is_whole else spreads)(backend.grads())
         several = task.accumulate > 1 and not walk.in_one_piece
         moved_early = several and moved(before, backend.master_params())
         walk.through("clip")
-        clipped = grads if walk.in_one_piece or task.clip_norm is None else Stored(backend.grads())
+        clipped = Stored(backend.grads()) if clips and not walk.in_one_piece else grads
+        clipped_norm = norm_of(backend.grads())
         walk.through("step")
         after = {name: p.detach().contiguous() for name, p in backend.master_params().items()}  # row by row, as before
         skipped = bool(backend.skipped)
@@ -132,19 +137,15 @@ class Driver:
         # Only the buffers after the first step are compared.
         buffers_after = {} if self.found.steps else Stored(backend.buffers())
         remembered = FROM_THE_START if self.updates or self.loaded is None else self.loaded
-        return Seen(
+        taken = Seen(
             before, after, clipped, lr, remembered, loss=loss, grads=grads, scale=scale, skipped=skipped,
             moved_early=moved_early, in_one_piece=walk.in_one_piece, draws_alike=draws_alike, norm=said_norm(backend),
             buffers=buffers, buffers_after=buffers_after, batch=batch, number=int(self.rates.updates),
-            steps=len(self.found.steps),
+            steps=len(self.found.steps), clipped_norm=clipped_norm,
         )  # fmt: skip
-
-    def _finite_gradients(self, taken: Seen) -> bool:
-        """Returns whether the gradients of a step are finite. If they are not shown, as in a skipped step, an infinite
-        loss says that they are not, and so does a skipped step of a backend that scales its loss."""
-        if taken.grads:
-            return all_finite(taken.grads)
-        return math.isfinite(taken.loss) and not (self.policy.skips and taken.skipped)
+        # If the gradients are not shown, as in a skipped step, an infinite loss says that they are not finite, and so
+        # does a skipped step of a backend that scales its loss.
+        return taken, finite if grads else math.isfinite(loss) and not (self.policy.skips and skipped)
 
     def _without_idle(self, taken: Seen) -> Seen:
         """Writes down whether parameters without a gradient moved, and returns the step without their gradients."""
@@ -157,8 +158,9 @@ class Driver:
 
     def _write_update(self, taken: Seen) -> None:
         found, task = self.found, self.rule.task
-        found.updates.append(self.rule.errors(taken))
-        self.updates.append(taken.in_part())
+        part = taken.in_part(SPREAD)
+        found.updates.append(self.rule.errors(part))
+        self.updates.append(part.in_part())
         if taken.grads and task.clip_norm is not None:
             shown = None if taken.in_one_piece else taken.grads
             found.clips.append(clip_errors(shown, taken.clipped, taken.norm, task.clip_norm, task.clip_norm_type))

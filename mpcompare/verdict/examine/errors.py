@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from mpcompare.clipping import factor_of_norm
-from mpcompare.instruments import heap
 from mpcompare.tasks.optimizers import UpdateReplay
 from mpcompare.verdict.examine.numerics import SKETCH, chunks, spread, total_norm
 from mpcompare.verdict.examine.seen import Seen
@@ -98,8 +97,6 @@ def _update_error(replay: UpdateReplay, name: str, seen: Seen, short_dtype: torc
             left += int((stay & (moved.to(short_dtype).double() != w)).sum())
         if zeros_of(rounded := moved.float().sub_(stored)):
             lost_in_fp32 += int(((rounded == 0) & (s != 0)).sum())
-    for tensor in kept.values():
-        heap.forget(tensor)
     return UpdateError(
         excess=excess,
         slope=product / norm2 if norm2 else 1.0,

@@ -81,6 +81,11 @@ def total_norm(grads: Mapping[str, Tensor], norm_type: float) -> float:
     return torch.linalg.vector_norm(torch.stack(norms), norm_type).item()
 
 
+def norm_of(grads: Mapping[str, Tensor]) -> float:
+    """Returns the 2-norm of all gradients as one vector, in float64; NaN where there are none."""
+    return total_norm(grads, 2.0) if grads else math.nan
+
+
 def exponents(values: Tensor) -> Tensor:
     """Counts the values that are 0, and the values in ``[2^e, 2^(e+1))`` for e from LOWEST to HIGHEST, int64
     ``[1 + HIGHEST - LOWEST + 1]``. Smaller values count as LOWEST, and larger values as HIGHEST."""

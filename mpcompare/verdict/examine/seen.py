@@ -87,8 +87,13 @@ class Seen:
             asked_scale=asked_scale,
         )
 
-    def in_part(self) -> "Seen":
-        """Returns the update of the step: some elements of each tensor, and no buffers."""
+    def in_part(self, most: int = ELEMENTS) -> "Seen":
+        """Returns the update of the step: at most so many elements of each tensor, and no buffers."""
+
+        def some_of(tensors: Mapping[str, Tensor]) -> Params:
+            return numerics.spreads(tensors, most)
+
+        remembered = {kind: some_of(of_kind) for kind, of_kind in self.remembered.tensors.items()}
         return replace(
             self,
             buffers={},
@@ -97,16 +102,8 @@ class Seen:
             after=some_of(self.after),
             grads=some_of(self.grads),
             clipped=some_of(self.clipped),
-            clipped_norm=numerics.total_norm(self.clipped, 2.0) if self.clipped else math.nan,
-            remembered=replace(
-                self.remembered, tensors={kind: some_of(of_kind) for kind, of_kind in self.remembered.tensors.items()}
-            ),
+            remembered=replace(self.remembered, tensors=remembered),
         )
-
-
-def some_of(tensors: Mapping[str, Tensor]) -> Params:
-    """Returns at most ``ELEMENTS`` of each tensor, in one row, copied."""
-    return {name: t.flatten()[:: max(1, -(-t.numel() // ELEMENTS))].clone() for name, t in tensors.items()}
 
 
 def all_finite(tensors: Mapping[str, Tensor]) -> bool:

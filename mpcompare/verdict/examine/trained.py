@@ -5,6 +5,7 @@ is taken from the backend as it is, so that only the roundings of one update are
 element, so some elements of a large tensor stand for all.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from mpcompare.dtypes import dtype_name
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, clip_errors, largest
-from mpcompare.verdict.examine.numerics import spread, spreads
+from mpcompare.verdict.examine.numerics import norm_of, spread, spreads
 from mpcompare.verdict.examine.seen import Remembered, Seen, all_finite, said_norm
 from mpcompare.verdict.examine.update_rule import UpdateRule, digits
 from mpcompare.verdict.judge.counts import Count
@@ -36,7 +37,7 @@ class KeptStep(Walk):
         scale, lr: the loss scale and the learning rate of the step.
         updates, steps: the numbers of updates and steps that were taken before; skipped steps are no updates.
         grads: the gradients before they were clipped, or after it in a step in one piece.
-        clipped: the gradients that the optimizer is given.
+        clipped, clipped_norm: the gradients that the optimizer is given, and the norm of all of them.
         after: the weights after the step; empty until it is taken, and where it is skipped.
     """
 
@@ -60,6 +61,7 @@ class KeptStep(Walk):
         self.counts: Params = {name: count.detach().clone() for name, count in kinds.get("step", {}).items()}
         self.grads: Params = {}
         self.clipped: Params = {}
+        self.clipped_norm = math.nan
         self.after: Params = {}
 
     def __iter__(self) -> Iterator[str]:
@@ -68,6 +70,7 @@ class KeptStep(Walk):
                 self.grads = spreads(self.backend.grads(), self.most)
             if phase in ("clip", WHOLE_STEP):
                 self.clipped = spreads(self.backend.grads(), self.most)
+                self.clipped_norm = norm_of(self.backend.grads())
             if phase in ("step", WHOLE_STEP) and not bool(self.backend.skipped):
                 self.after = spreads(self.backend.master_params(), self.most)
             yield phase
@@ -79,7 +82,7 @@ class KeptStep(Walk):
         known = Remembered(self.optimizer, count)
         return Seen(
             self.before, self.after, clipped, self.lr, known, grads=self.grads, scale=self.scale, number=self.updates,
-            steps=self.steps,
+            steps=self.steps, clipped_norm=self.clipped_norm,
         )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from support.tasks import make_task
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.schedules import Warmup
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
-from mpcompare.verdict.examine.seen import ELEMENTS, Seen, some_of
+from mpcompare.verdict.examine.numerics import spreads
+from mpcompare.verdict.examine.seen import ELEMENTS, Seen
 
 
 def test_a_right_optimizer_makes_no_known_mistake_and_each_mistake_has_a_cause():
@@ -22,7 +23,7 @@ def test_a_right_optimizer_makes_no_known_mistake_and_each_mistake_has_a_cause()
             p.grad, before = g.clone(), p.detach().clone()
             torchs.param_groups[0]["lr"] = lr
             torchs.step()
-            before, after, grads, clipped = (some_of({"w": t}) for t in (before, p.detach(), 2 * g, g))
+            before, after, grads, clipped = (spreads({"w": t}, ELEMENTS) for t in (before, p.detach(), 2 * g, g))
             updates.append(Seen(before, after, clipped, lr, grads=grads, clipped_norm=1.0, number=number, steps=number))
         assert updates[0].before["w"].shape[0] <= ELEMENTS
         assert known_mistakes(task, updates, torch.bfloat16) == {}

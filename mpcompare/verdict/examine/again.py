@@ -1,4 +1,5 @@
-"""The pass ``again``: one step, taken twice from one state. Noise that a backend adds is seen in the bits alone.
+"""The pass ``again``: one step, taken twice from one state. Noise that a backend adds is seen in the bits alone, and in
+some elements of each tensor.
 
 All other steps are taken with the same numbers from torch's generators, so noise that is drawn from them is the same
 each time. Here the second step gets other numbers, unless the network itself draws from the generators.
@@ -9,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from mpcompare.contract import State
-from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED
+from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.new_step import begun, starts_anew
 from mpcompare.verdict.examine.subject import Subject
@@ -34,11 +35,11 @@ def again(subject: Subject, backend: Any) -> Again:
     return Again(list(first), apart)
 
 
-def _gradients(backend: Any, state: State, subject: Subject, number: int) -> Stored:
-    """Returns copies of the loss and the gradients of a step; the step is finished."""
+def _gradients(backend: Any, state: State, subject: Subject, number: int) -> Params:
+    """Returns copies of the loss, and of some elements of the gradients, of a step; the step is finished."""
     backend.load_state_dict(state)
     walk = begun(subject, backend, number)
     found = {"loss": walk.loss, **backend.grads()}
-    copies = Stored({name: g for name, g in found.items() if isinstance(g, Tensor)})
+    copies = numerics.spreads({name: g for name, g in found.items() if isinstance(g, Tensor)})
     walk.finish()
     return copies

@@ -2,6 +2,7 @@
 grows."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -9,6 +10,7 @@ from mpcompare.contract import State
 from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.verdict.examine.drive import Driver
+from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.aged import Aged
 from mpcompare.verdict.judge.counts import Count
@@ -16,11 +18,17 @@ from mpcompare.verdict.judge.counts import Count
 # The least number of updates after which no 16-bit format holds one more: fp16 has 11 digits, bf16 has 8.
 UPDATES = 2**11
 
-Ages = Callable[[State], State]  # makes an old state of the state of a new backend
+
+@dataclass(frozen=True)
+class Age:
+    """The state of a backend after long training."""
+
+    of: Callable[[State], State]  # makes an old state of the state of a new backend
+    young: Exact | None  # the first step of the young backend, at the same loss scale; None where it overflows
 
 
-def age_of(young: Driver) -> Ages | None:
-    """Returns a function that ages a state as long training would; None where nothing that a backend remembers ages.
+def age_of(young: Driver) -> Age | None:
+    """Returns what a backend would have after long training; None where nothing that it remembers ages.
 
     The moments are the present ones, and the optimizer counts ``UPDATES``. The loss scale is the first one whose
     gradients were finite. It has had one good step less than it needs to grow.
@@ -42,13 +50,17 @@ def age_of(young: Driver) -> Ages | None:
         good = next((step.loss_scale for step in young.found.steps if step.finite), scaling.scale)
         loss_scale = {"scale": good, "growth_tracker": scaling.growth_interval - 1}
     kept_aside = young.subject.shared.aside(optimizer)
-    return lambda new: {**new, "optimizer": kept_aside(), "loss_scale": {**new["loss_scale"], **loss_scale}}
+
+    def old(new: State) -> State:
+        return {**new, "optimizer": kept_aside(), "loss_scale": {**new["loss_scale"], **loss_scale}}
+
+    return Age(old, young.first_step)
 
 
-def aged(subject: Subject, ages: Ages) -> Aged:
+def aged(subject: Subject, age: Age) -> Aged:
     """Takes a step of the first batch at the initial weights."""
-    driver = Driver(subject, subject.scaling)
-    driver.load(state := ages(driver.backend.state_dict()))
+    driver = Driver(subject, subject.scaling, new=age.young)
+    driver.load(state := age.of(driver.backend.state_dict()))
     counted = set(state["optimizer"].get("step", {}))
     del state
     driver.take(subject.first_batch)

@@ -42,13 +42,16 @@ class Driver:
         found: what was written down.
     """
 
-    def __init__(self, subject: Subject, scaling: LossScale, with_oracle: bool = False) -> None:
+    def __init__(
+        self, subject: Subject, scaling: LossScale, with_oracle: bool = False, new: Exact | None = None
+    ) -> None:
         """
         Args:
             scaling: the loss scale of the backend.
             with_oracle: whether gradients and buffers are compared with the oracle's, and not with a new backend's.
+            new: the first step of a new backend, where somebody has taken it.
         """
-        self.subject, self.with_oracle = subject, with_oracle
+        self.subject, self.with_oracle, self.new = subject, with_oracle, new
         self.backend = subject.make_backend(subject.examined, scaling)
         self.rule, self.rates = subject.rule_of(self.backend), subject.task.new_rates()
         self.policy = ExpectedScale(scaling, self.rule.promises)
@@ -101,6 +104,12 @@ class Driver:
         self.found = Drive()
         self.take(batch)
         return Drive(self.found.steps, next_scale=self.found.next_scale)
+
+    @property
+    def first_step(self) -> Exact | None:
+        """The first step; None where its gradients are not finite."""
+        taken = self.finite
+        return Exact(taken.loss, taken.grads, taken.buffers_after) if taken and not taken.steps else None
 
     def result(self) -> Drive:
         """Returns everything that was written down, and for wrong updates the known mistakes that make them. The
@@ -184,7 +193,7 @@ class Driver:
         heap.trim()
         finite, buffers, again = None, {}, None
         if (taken := self.finite) is not None:
-            again = self._again(taken, taken.scale)
+            again = self.new or self._again(taken, taken.scale)
             finite = self._compared(taken, taken.grads if taken.draws_alike else {}, again)
         if (taken := self.first) is not None:
             if again is None or taken is not self.finite:

@@ -103,14 +103,14 @@ def examine(
 def _at_the_start(subject: Subject, attempts: Attempts) -> None:
     """Takes the passes of backends that have not trained."""
     driver = _first(subject)
-    ages = attempts.take("aged", age_of, driver)
+    age = attempts.take("aged", age_of, driver)
     attempts.found["first"] = driver.result()
     attempts.found["infinite"] = attempts.take("infinite input", infinite_input, subject, driver)
     attempts.find("again", again, subject, driver.backend)
     attempts.find("padding", padding, subject, driver.backend)
     del driver  # frees its backend before the next backend is made
-    if ages:
-        attempts.find("aged", aged, subject, ages)
+    if age:
+        attempts.find("aged", aged, subject, age)
 
 
 def _first(subject: Subject) -> Driver:

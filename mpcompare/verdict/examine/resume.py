@@ -29,7 +29,7 @@ class _Taken:
     params: Stored  # the parameters between the two steps
     step: Exact  # loss and gradients of the second step
     loss_scale: float  # the loss scale after the second step
-    ends: Stored  # parameters and buffers after the second step
+    ends: Params  # some elements of parameters and buffers after the second step
     updates: int  # 1 if the first step was an update, else 0
     lr: float  # the learning rate of the second step
 
@@ -60,8 +60,8 @@ def resume(subject: Subject) -> Reload:
     return Reload(
         step=gradients,
         next_scale=NextScale(float(loaded.loss_scale()), first.loss_scale),
-        error=numerics.distance(first.ends, {**loaded.master_params(), **loaded.buffers()}),
-        norm=numerics.distance(first.params, first.ends),
+        error=numerics.distance(first.ends, _weights_of(loaded)),
+        norm=numerics.distance(numerics.spreads(first.params), first.ends),
         weights=numerics.finite_norm(first.ends),
         lost=lost,
         update=update,
@@ -79,8 +79,12 @@ def _two_steps(subject: Subject, scaling: LossScale) -> _Taken:
     loss, grads = gradients_of(walk)
     step = Exact(loss, Stored(grads))
     walk.finish()
-    ends = Stored({**backend.master_params(), **backend.buffers()})
-    return _Taken(state, params, step, float(backend.loss_scale()), ends, updates, lr)
+    return _Taken(state, params, step, float(backend.loss_scale()), _weights_of(backend), updates, lr)
+
+
+def _weights_of(backend: Any) -> Params:
+    """Returns some elements of the parameters and buffers of a backend."""
+    return numerics.spreads({**backend.master_params(), **backend.buffers()})
 
 
 def lost_entries(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:

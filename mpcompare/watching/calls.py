@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from mpcompare import generators
@@ -59,6 +60,13 @@ class Calls:
         self.noted = _Noted(self, guard)  # the random numbers
         self._retained: set[int] = set()  # the backward passes since the last step that leave their graph to later ones
 
+    def renew(self, params: Mapping[str, nn.Parameter]) -> None:
+        """Is told of other parameters that the network has got."""
+        self.names.clear()
+        self.names.update({id(p): name for name, p in params.items()})
+        self.params.clear()
+        self.params.update(params)
+
     def hide(self, why: str) -> None:
         """Is told why the layers cannot be replayed."""
         self.reasons.add(why, self.count)
@@ -88,6 +96,8 @@ class Calls:
             self.weights = {name: self.spool.copy(p) for name, p in own.items()}
         self.moves, self._latest = self.moves + moved, now
         self.training = module.training
+        if any(map(is_lazy, params.values())):
+            self.hide("the parameters of lazy modules are made in this call")
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
         inputs = {at: v for at, v in enumerate(tree_leaves(given)) if isinstance(v, Tensor) and v.requires_grad}
         slots = {at: self._given(v) for at, v in inputs.items()}

@@ -93,7 +93,7 @@ def _summed(look: Look, taken: Taken, dtype: torch.dtype, number: int) -> Iterat
 def _micro_batches(look: Look, seen: Sum, name: str) -> int:
     """Returns the number of backward passes that came to a layer with this parameter. Two networks may have a loss
     each, and a sum within one pass may be in 16 bits."""
-    p = look.params[name]
+    p = look.params.get(name)  # the network may have got others since
     layers = [n for n, module in look.network.named_modules() if any(own is p for own in module.parameters())]
     calls = [call for event in seen.calls for layer in layers for call in event.layers.get(layer, ())]
     passes = {each for call in calls for each in (call.first, *call.later)}

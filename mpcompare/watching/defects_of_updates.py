@@ -26,13 +26,17 @@ def of_updates(look: Look, updates: Mapping[str, Updates]) -> Iterator[Defect]:
     """Yields updates that the optimizer's rule does not make, and moments that are wrong after right updates."""
     for name, update in updates.items():
         short = any(e.short > LOST for each in update.drive.updates for e in each.values())
-        run = as_examined(look, "bf16" if short else "fp32", Recipe(1))
-        kept = [{n: e for n, e in each.items() if look.params[n].dtype.itemsize > 2} for each in update.drive.updates]
+        run, halves = as_examined(look, "bf16" if short else "fp32", Recipe(1)), _in_16_bits(look)
+        kept = [{n: e for n, e in each.items() if n not in halves} for each in update.drive.updates]
         where = name if len(updates) > 1 else "the loop"
         yield from failed(of_optimizer.of_passes(run, {where: replace(update.drive, updates=kept)}))
         yield from _moments(update)
         yield from _rule(look, name, update)
         yield from _lost(look, name, update)
+
+
+def _in_16_bits(look: Look) -> set[str]:
+    return {name for name, p in look.params.items() if p.dtype.itemsize <= 2}
 
 
 def _moments(update: Updates) -> Iterator[Defect]:
@@ -56,7 +60,7 @@ def _rule(look: Look, name: str, update: Updates) -> Iterator[Defect]:
 
 def _lost(look: Look, optimizer: str, update: Updates) -> Iterator[Defect]:
     """Yields the roles of tensors that are kept in 16 bits and do not train: their updates are rounded away."""
-    short = {name for name, p in look.params.items() if p.dtype.itemsize == 2}
+    short = _in_16_bits(look)
     errors = [(n, e) for each in update.drive.updates for n, e in each.items() if n in short]
     if _at_random([e for _, e in errors], any(t.drew for t in look.taken if t.optimizer == optimizer)):
         return

@@ -17,7 +17,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from mpcompare.verdict.examine.forced.record import Hook, beside_the_network, in_backward, is_transformed
+from mpcompare.verdict.examine.forced.record import (
+    Hook,
+    HooksOn,
+    beside_the_network,
+    in_backward,
+    is_transformed,
+    put_on,
+)
 from mpcompare.verdict.examine.forced.weights import backward
 from mpcompare.watching import own_functions, scalers
 from mpcompare.watching.attach import Attached
@@ -46,7 +53,9 @@ class Look(TorchFunctionMode):
         self.steps = Steps(attached, self.sums, self.guard, done)
         self.params, self.taken = self.sums.params, self.steps.taken
         self.derivatives = Derivatives()  # the derivatives of the user's own functions; the replays of the sums fill it
-        self._handles: list[RemovableHandle] = []
+        self._before: HooksOn = {}  # the hooks on modules that the loop may call, before a call and after it
+        self._after: HooksOn = {}
+        self._handles: list[RemovableHandle] = []  # the handles of hooks on layers with a fast path
         self.on = self.entered = self._left = False  # on: whether it is under way
         self._inside = 0  # calls of the network under way
         self._fast = 0  # calls of layers with a fast path under way since the modes were left
@@ -54,23 +63,39 @@ class Look(TorchFunctionMode):
         self._stance: Any = None  # the stance of the compiler
 
     def start(self) -> None:
-        """Puts the hooks on."""
-        called = self._called_by_the_loop()
-        for name, module in called:
-            before = Hook(module, partial(self._call, name))
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+        """Puts the hooks on, and enters the modes."""
         if self.attached.eager:
             self._stance = torch.compiler.set_stance("force_eager")
         if not self.attached.hides_layers:
-            self.sums.calls.recorder.attach(self.network)
             own_functions.listen(self._own)
-        for _, module in called:
-            after = Hook(module, self._returned)
-            self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
-        self._handles += self._hooks_of_fast_paths()
+        self._put_on(self._called_by_the_loop())
+        self._handles = self._hooks_of_fast_paths()
         scalers.look(self.steps.of_scaler)
         self.on = self.entered = True
         self._enter()
+
+    def _put_on(self, called: list[tuple[str, nn.Module]]) -> None:
+        """Puts hooks on modules that the loop may call, and on all layers, where they are not yet."""
+        put_on(self._before, called, self._hooks_before)
+        if called and not self.attached.hides_layers:
+            self.sums.calls.recorder.attach(self.network)
+        put_on(self._after, called, self._hooks_after)
+
+    def _hooks_before(self, name: str, module: nn.Module) -> list[RemovableHandle]:
+        before = Hook(module, partial(self._call, name))
+        return [module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)]
+
+    def _hooks_after(self, _: str, module: nn.Module) -> list[RemovableHandle]:
+        return [module.register_forward_hook(Hook(module, self._returned), with_kwargs=True, always_call=True)]
+
+    def _renew(self) -> None:
+        """Puts hooks on modules that the network has got since, such as adapters, and finds its new parameters."""
+        calls, params = self.sums.calls, dict(self.network.named_parameters())
+        has_new = any(id(params[name]) not in calls.names for name in self.attached.owned())
+        if has_new or params.keys() != calls.params.keys():
+            calls.renew(params)
+        if self._before.keys() != set(called := self._called_by_the_loop()):
+            self._put_on(called)
 
     def _called_by_the_loop(self) -> list[tuple[str, nn.Module]]:
         """Returns the modules that a loop may call, with the names that the network has for them: the network within
@@ -88,6 +113,7 @@ class Look(TorchFunctionMode):
             self.on = False
             if self._stance is not None:
                 self._stance.__exit__(None, None, None)
+            self._put_on([])
             self.sums.calls.recorder.detach()
             for handle in self._handles:
                 handle.remove()
@@ -146,6 +172,7 @@ class Look(TorchFunctionMode):
         self._inside += 1
         if self._inside > 1 or in_backward():
             return
+        self.guard(self._renew)
         self.sums.calls.count += 1
         given, self._called = (args, kwargs), None
         if is_transformed():

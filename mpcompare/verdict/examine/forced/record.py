@@ -172,6 +172,27 @@ def _plainly(method: Callable[..., Any], *given: Any) -> Any:
     return method(*given)
 
 
+HooksOn = dict[tuple[str, nn.Module], list[RemovableHandle]]  # the hooks that are on a module, by name and module
+
+
+def put_on(
+    on: HooksOn, modules: Sequence[tuple[str, nn.Module]], hooks: Callable[[str, nn.Module], list[RemovableHandle]]
+) -> None:
+    """Puts hooks on the modules that have none ``on``, and removes the hooks of all other modules.
+
+    Args:
+        on: the hooks that are on now; it is changed.
+        modules: pairs of name and module.
+        hooks: puts the hooks on one module, and returns their handles.
+    """
+    for each in on.keys() - set(modules):
+        for handle in on.pop(each):
+            handle.remove()
+    for each in modules:
+        if each not in on:
+            on[each] = hooks(*each)
+
+
 class Recorder:
     """Writes down the calls of the layers of a network.
 
@@ -195,24 +216,27 @@ class Recorder:
         self._counts: Counter[str] = Counter()  # by module the number of its calls within the call of the network
         self.before: dict[str, int] = {}  # by layer the number of its calls before the call of the network
         self.life: object = None  # the graph of the network's call that is under way keeps it alive
-        # the handles of hooks that outlive a graph: hooks on modules, and hooks on outputs that are parameters
-        self.handles: list[RemovableHandle] = []
+        self.handles: list[RemovableHandle] = []  # the handles of hooks on outputs that are parameters
+        self._on: HooksOn = {}
         self.whole: list[Call] = []  # the calls of the network that are under way
         self.open: list[Call | None] = []  # the modules that are being called; None: a module that has called another
         self._choices: list[Choice] = []  # the choices of a module that is being called, which may be a layer
 
     def attach(self, network: nn.Module) -> None:
-        """Puts hooks on all modules of a network, except the modules within its norms."""
+        """Puts hooks on all modules of a network that have none yet, except the modules within its norms."""
         self.network, within = network, _within_norms(network)
-        for name, module in network.named_modules():
-            if module in within:
-                continue
-            register = {self.called: module.register_forward_pre_hook, self.returned: module.register_forward_hook}
-            for method, put_on in register.items():
-                self.handles.append(put_on(Hook(module, partial(self.guard, method, name)), with_kwargs=True))
+        put_on(self._on, [each for each in network.named_modules() if each[1] not in within], self._hooks_on)
+
+    def _hooks_on(self, name: str, module: nn.Module) -> list[RemovableHandle]:
+        called, returned = (Hook(module, partial(self.guard, method, name)) for method in (self.called, self.returned))
+        return [
+            module.register_forward_pre_hook(called, with_kwargs=True),
+            module.register_forward_hook(returned, with_kwargs=True),
+        ]
 
     def detach(self) -> None:
         """Removes all hooks that are not freed with their graph."""
+        put_on(self._on, [], self._hooks_on)
         for handle in self.handles:
             handle.remove()
 

@@ -49,6 +49,25 @@ def test_what_cancels_is_not_0_but_for_rounding():
     assert error / smaller == pytest.approx(8, rel=0.25)  # 2^-8 and 2^-11
 
 
+@pytest.mark.parametrize(
+    "largest",
+    [
+        lambda x: torch.zeros(3, 4).scatter_reduce(0, torch.arange(6).remainder(3)[:, None].expand(6, 4), x, "amax"),
+        lambda x: torch.linalg.vector_norm(x, math.inf, dim=0),
+        lambda x: torch.aminmax(x, dim=0).max,
+    ],
+)
+def test_the_largest_number_is_found_again_in_backward(largest):
+    """Its gradient is NaN where no number of the input is the result."""
+    roundings, x = Roundings(PRECISIONS["bf16"]), torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) + 1
+    x.requires_grad_()
+    with roundings:
+        roundings.passing("forward")
+        largest(x * 1.7).sum().backward()
+    assert x.grad.isfinite().all()
+    assert x.grad.any()
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_is_computed_again_is_rounded_as_it_was(reentrant):
     """A checkpoint computes the same numbers, so its errors are as in the network without a checkpoint."""

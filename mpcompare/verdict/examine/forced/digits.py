@@ -54,7 +54,7 @@ class Ranges(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if self.part:
-            for value in computed(func, result):
+            for value in computed(func, (args, kwargs), result):
                 self.results[self.part, self.place] += 1
                 top = _largest(value) if self.narrow else 0.0
                 beyond = top > FP16.maximum

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.dtypes import HALF
@@ -46,19 +46,30 @@ SELECTING = {
     "select_backward", "slice_scatter", "select_scatter", "lift_fresh", "bernoulli_", "bernoulli", "rand", "randn",
     "rand_like", "randn_like", "normal_", "uniform_", "index_put_", "_index_put_impl_", "detach", "detach_",
     "_unsafe_view", "scalar_tensor", "eye", "linspace", "tril", "triu", "maximum", "minimum", "max", "min", "amax",
-    "amin", "clamp", "clamp_", "hardtanh", "hardtanh_", "sort", "topk", "repeat",
+    "amin", "aminmax", "clamp", "clamp_", "hardtanh", "hardtanh_", "sort", "topk", "repeat",
 }  # fmt: skip
+# Arguments by which an operator selects the largest or smallest numbers, as a maximum over neighbours or a norm of inf.
+# Backward looks for what was selected among what was given.
+LARGEST = {"amax", "amin", math.inf, -math.inf}
 
 
-def computed(func: Any, result: Any) -> list[Tensor]:
-    """Returns the results of an operator that a precision rounds."""
+def computed(func: Any, given: Any, result: Any) -> list[Tensor]:
+    """Returns the results of an operator that a precision rounds.
+
+    Args:
+        given: its arguments, without names and with them.
+    """
     name = func._schema.name
-    if func.is_view or name.partition("::")[2] in SELECTING:
+    if func.is_view or name.partition("::")[2] in SELECTING or LARGEST & set(filter(_is_word, tree_leaves(given))):
         return []
     results = result if isinstance(result, (tuple, list)) else (result,)
     alone = ("norm" in name or "attention" in name) and not name.endswith("_backward")
     results = results[:1] if alone else results  # other results are statistics, which are kept in fp32
     return [value for value in results if isinstance(value, Tensor) and value.dtype in WHOLE]
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, (str, float))
 
 
 class Roundings(TorchDispatchMode):
@@ -100,7 +111,7 @@ class Roundings(TorchDispatchMode):
         else:
             result = func(*args, **(kwargs or {}))
         if self.on and self._is_quantity(func, args, kwargs, result) and not in_16_bits:
-            for value in computed(func, result):
+            for value in computed(func, (args, kwargs), result):
                 self.round_(value)
         return result
 

@@ -16,13 +16,13 @@ from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
 from mpcompare.tasks.task import buffers_of, with_values
+from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.errors import clip_errors, gradient_errors
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.idle import moved as moved_ones
 from mpcompare.verdict.examine.loss_scale import ExpectedScale, promised_scaling
 from mpcompare.verdict.examine.masks import forward_as_the_oracle
 from mpcompare.verdict.examine.new_step import compared, effective_precision, new_step
-from mpcompare.verdict.examine.numerics import SPREAD, norm_of, spreads
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.seen import FROM_THE_START, Remembered, Seen, all_finite, moved, said_norm
 from mpcompare.verdict.examine.subject import Subject
@@ -67,7 +67,7 @@ class Driver:
         self.policy.load(state["loss_scale"])
         tensors = dict(state["optimizer"])
         counts = [int(count) for count in tensors.pop("step", {}).values()]
-        some = {kind: spreads(of_kind) for kind, of_kind in tensors.items()}
+        some = {kind: numerics.spreads(of_kind) for kind, of_kind in tensors.items()}
         self.loaded = Remembered(some, max(counts, default=0), at_once=True)
         for t in (t for of_kind in tensors.values() for t in of_kind.values()):
             heap.forget(t)  # the backend has read it
@@ -133,12 +133,12 @@ class Driver:
         walk.through("unscale")
         loss, finite, clips = float(walk.loss), all_finite(backend.grads()), task.clip_norm is not None
         is_whole = clips or (finite and self.finite is None)
-        grads = (Stored if is_whole else spreads)(backend.grads())
+        grads = (Stored if is_whole else numerics.spreads)(backend.grads())
         several = task.accumulate > 1 and not walk.in_one_piece
         moved_early = several and moved(before, backend.master_params())
         walk.through("clip")
         clipped = Stored(backend.grads()) if clips and not walk.in_one_piece else grads
-        clipped_norm = norm_of(backend.grads())
+        clipped_norm = numerics.norm_of(backend.grads())
         walk.through("step")
         after = {name: p.detach().contiguous() for name, p in backend.master_params().items()}  # row by row, as before
         skipped = bool(backend.skipped)
@@ -167,7 +167,7 @@ class Driver:
 
     def _write_update(self, taken: Seen) -> None:
         found, task = self.found, self.rule.task
-        part = taken.in_part(SPREAD)
+        part = taken.in_part(numerics.SPREAD)
         found.updates.append(self.rule.errors(part))
         self.updates.append(part.in_part())
         if taken.grads and task.clip_norm is not None:

@@ -17,12 +17,12 @@ from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Record, Recorder, autocast_dtype, is_real
-from mpcompare.verdict.examine.numerics import same_bits
+from mpcompare.verdict.examine.numerics import sum_of_bits
 from mpcompare.watching.attributes import attribute_of, attributes_of
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.hooks_then import hooks_of
 from mpcompare.watching.reasons import Reasons
-from mpcompare.watching.spool import Spool
+from mpcompare.watching.spool import Spool, unseen
 from mpcompare.watching.tape import (
     Called,
     Event,
@@ -52,7 +52,7 @@ class Calls:
         self.tape = Tape(self.names, self.spool.copy, self.made_within)
         self.weights: Params | None = None  # the weights that the network was called with; None after a step
         self.called: Params = {}  # some of their numbers
-        self._latest: Params = {}  # some of the weights at the last call
+        self._latest: dict[str, int] = {}  # the sums of the bits of the weights at the last call
         self.moves = 0  # how often the loop has moved the weights between two calls, without a step
         self.count = 0  # how often the network was called, with gradients or without
         self.training = True  # whether the network was in training mode
@@ -87,14 +87,14 @@ class Calls:
             name: p if name not in others or others[name].slot.is_leaf else self.params[name]
             for name, p in params.items()
         }
-        now = {name: self.spool.some(p) for name, p in own.items()}
-        moved = self.weights is not None and not (
-            self._latest.keys() == now.keys() and all(same_bits(p, now[name]) for name, p in self._latest.items())
-        )
+        with unseen():
+            sums = {name: sum_of_bits(p) for name, p in own.items()}
+        moved = self.weights is not None and self._latest != sums
         if self.weights is None or moved:
-            self.called = {} if moved else now  # a loop may move them to and fro, as sharpness-aware minimization does
+            # A loop may move them to and fro, as sharpness-aware minimization does.
+            self.called = {} if moved else {name: self.spool.some(p) for name, p in own.items()}
             self.weights = {name: self.spool.copy(p) for name, p in own.items()}
-        self.moves, self._latest = self.moves + moved, now
+        self.moves, self._latest = self.moves + moved, sums
         self.training = module.training
         if any(map(is_lazy, params.values())):
             self.hide("the parameters of lazy modules are made in this call")

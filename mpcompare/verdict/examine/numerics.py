@@ -27,6 +27,13 @@ def chunks(*tensors: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, ...]]:
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by their bytes
 
 
+def sum_of_bits(tensor: Tensor) -> int:
+    """Returns the sum of the numbers of a dense tensor, each read as a whole number. Other numbers rarely have it, even
+    where few of many are others."""
+    numbers = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return int(numbers.view(INTEGERS[numbers.itemsize]).sum())
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Returns whether two tensors have one dtype and one shape and are equal bit for bit, on any device."""
     if a.shape != b.shape or a.dtype != b.dtype:

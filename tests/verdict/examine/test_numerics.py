@@ -69,3 +69,12 @@ def test_sketches_tell_how_far_apart_weights_are():
         ratios.append(np.linalg.norm(distance) / (a - b).norm().item())
     assert all(abs(r - 1) < 4 / math.sqrt(2 * numerics.SKETCH) for r in ratios)  # 4 standard deviations
     assert numerics.sketch({"b1": torch.zeros(10)})["b1"] == [0.0] * numerics.SKETCH
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+def test_one_number_of_many_moves_the_sum_of_bits(dtype):
+    values = torch.randn(100, 300, dtype=dtype).t()
+    before = numerics.sum_of_bits(values)
+    assert numerics.sum_of_bits(values.clone()) == before
+    values[7, 11] *= 1 + 2.0**-7
+    assert numerics.sum_of_bits(values) != before

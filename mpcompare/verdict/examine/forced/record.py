@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
-from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -218,6 +218,7 @@ class Recorder:
         self.life: object = None  # the graph of the network's call that is under way keeps it alive
         self.handles: list[RemovableHandle] = []  # the handles of hooks on outputs that are parameters
         self._on: HooksOn = {}
+        self._repeats: set[int] = set()  # the numbers of the backward passes that repeat calls
         self.whole: list[Call] = []  # the calls of the network that are under way
         self.open: list[Call | None] = []  # the modules that are being called; None: a module that has called another
         self._choices: list[Choice] = []  # the choices of a module that is being called, which may be a layer
@@ -373,13 +374,19 @@ class Recorder:
             self._put(name, call, place, view.of(gradient))
 
     def _first_run(self, name: str, again: Call) -> Call:
-        """Returns the call that a checkpoint repeats: it has the same inputs. It may have been without gradients."""
+        """Returns the call that a checkpoint repeats: it has the same inputs. It may have been without gradients. A
+        function of somebody's own that begins with a call of other inputs repeats none."""
+        number = torch._C._current_graph_task_id()
         for call in self.record.calls[name]:
             pairs = zip(call.inputs, again.inputs, strict=False)
             if all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)):
                 call.passes = again.passes
                 call.again = [v.dtype for v in again.outputs if is_real(v)]
+                self._repeats.add(number)
                 return call
+        if number not in self._repeats and not self.record.hidden and not _in_checkpoint():
+            other = f"backward calls {name} with other numbers than forward did"
+            self.record.hidden = f"{other}, as the adjoint of a differential equation does"
         return again
 
 
@@ -406,9 +413,14 @@ def autocast_dtype() -> torch.dtype | None:
 def _without_gradient() -> bool:
     """Returns whether a reentrant checkpoint calls us whose arguments require no gradient: its backward never comes."""
     for frame, _ in walk_stack(sys._getframe(1)):
-        if frame.f_code is CheckpointFunction.forward.__code__:
+        if frame.f_code is checkpoint.CheckpointFunction.forward.__code__:
             return not any(isinstance(v, Tensor) and v.requires_grad for v in frame.f_locals["args"])
     return False
+
+
+def _in_checkpoint() -> bool:
+    """Returns whether a checkpoint of torch's calls us."""
+    return any(frame.f_globals.get("__name__") == checkpoint.__name__ for frame, _ in walk_stack(sys._getframe(1)))
 
 
 def _hands_on(call: Call, result: Any) -> bool:

@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from mpcompare.clipping import USUAL_NORMS
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.examine.numerics import short_share
@@ -78,7 +76,8 @@ def handed_on(step: Taken) -> HandedOn:
         left = float((after - factors[name] * before).norm()) / math.sqrt(size) / max(abs(factors[name]), 1e-300)
         if not left <= 8 * UNIT_ROUNDOFF:
             rest[name] = left
-        if _short(given) > SHORT and max(_short(raw), _short((raw.double() * factors[name]).float())) < 0.5:
+        others = raw, (raw.double() * factors[name]).float()
+        if short_share(given) > SHORT and max(map(short_share, others)) < 0.5:
             short.append(name)
     factor = product / square if square else math.nan
     one = all(math.isclose(f, factor, rel_tol=SAME) for f in factors.values())
@@ -88,11 +87,6 @@ def handed_on(step: Taken) -> HandedOn:
     end = parts.index("unscale") if "unscale" in parts else len(parts) if step.unscaled else 0
     earlier = [f"{part} at {line}" for part, line in step.order[:end] if any(word in part for word in CLIPS)]
     return HandedOn(factor * scale, one, norm, rest, factors, short, scale, earlier)
-
-
-def _short(values: Tensor) -> float:
-    """Returns the share of the numbers other than 0 that have no more digits than fp16 or bf16."""
-    return short_share(values[values != 0])
 
 
 def rounded(value: float) -> float:

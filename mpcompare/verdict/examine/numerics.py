@@ -150,7 +150,8 @@ def stride_of(tensor: Tensor, most: int) -> int:
 
 
 def short_share(values: Tensor) -> float:
-    """Returns the share of numbers that have no more digits than fp16 or bf16. None of the numbers is 0."""
+    """Returns the share of the numbers other than 0 that have no more digits than fp16 or bf16."""
+    values = values[values != 0]
     exact = [values.to(dtype).to(values.dtype) == values for dtype in HALF]
     return max(float(same.double().mean()) for same in exact) if len(values) else 0.0
 

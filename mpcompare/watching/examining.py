@@ -19,6 +19,7 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes, of_all
+from mpcompare.verdict.examine.layers import of_a_channel, rows_of_weights
 from mpcompare.verdict.examine.numerics import norm_of
 from mpcompare.verdict.examine.seen import Remembered, Seen
 from mpcompare.verdict.examine.update_rule import digits
@@ -104,19 +105,11 @@ def _precision(dtypes: Iterable[str], tf32: bool, autocast: torch.dtype | None) 
 def longest_sum(network: nn.Module, seen: Sum) -> int:
     """Returns about how many numbers are summed at most: the numbers of a row of a weight, or of a channel in all
     places."""
-    lengths = [p[0].numel() if p.dim() > 1 else p.numel() for p in network.parameters() if p.dim()]
+    lengths = rows_of_weights(network)
     for name, calls in seen.record.calls.items():
-        if name == OUTPUT:
-            continue
-        module = network.get_submodule(name)
-        first = isinstance(module, (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase))
-        sizes = [
-            v.numel() // max(v.shape[1 if first else -1], 1)
-            for call in calls
-            for v in call.outputs
-            if is_real(v) and v.dim() > 1 and v.numel()
-        ]
-        lengths.append(sum(sizes))
+        if name != OUTPUT:
+            module, outputs = network.get_submodule(name), [v for call in calls for v in call.outputs if is_real(v)]
+            lengths.append(sum(of_a_channel(module, v) for v in outputs if v.dim() > 1))
     return max(lengths, default=1)
 
 

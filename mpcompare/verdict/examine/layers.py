@@ -70,14 +70,23 @@ def _inputs(calls: Sequence[Called]) -> dict[str, str]:
 def _longest_sum(model: nn.Module, calls: Sequence[Called], few: int, rows: int) -> int:
     """Returns how many numbers are summed at most: the numbers of a row of a weight, or the numbers of one channel in a
     batch, at all places (pixels, tokens) of all ``rows``. A ``few`` rows tell the number of places."""
-    lengths = [rows, *(p[0].numel() if p.dim() > 1 else len(p) for p in model.parameters() if p.dim())]
+    lengths = [rows, *rows_of_weights(model)]
     for _, module, _, output in calls:
         values = output[0] if isinstance(output, tuple) else output
         if isinstance(values, Tensor) and values.dim() > 1:
-            channels_first = isinstance(module, (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase))
-            channels = values.shape[1 if channels_first else -1]
-            lengths.append(values.numel() // channels // few * rows)
+            lengths.append(of_a_channel(module, values) // few * rows)
     return max(lengths)
+
+
+def rows_of_weights(model: nn.Module) -> list[int]:
+    """Returns the numbers of a row of each weight."""
+    return [p[0].numel() if p.dim() > 1 else len(p) for p in model.parameters() if p.dim()]
+
+
+def of_a_channel(module: nn.Module, output: Tensor) -> int:
+    """Returns how many numbers of an output belong to one channel. The output has two dimensions or more."""
+    channels_first = isinstance(module, (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase))
+    return output.numel() // max(output.shape[1 if channels_first else -1], 1)
 
 
 def _called(model: nn.Module, x: Tensor) -> list[Called]:

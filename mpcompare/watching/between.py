@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from mpcompare.dtypes import HALF, dtype_name
 from mpcompare.tasks.task import Params
@@ -31,7 +30,8 @@ def of_rounded_weights(taken: Sequence[Taken]) -> Iterator[Defect]:
     for number, earlier, later in _in_turn(taken):
         moved = _moved(earlier.after, later.before)
         for half in HALF:
-            names = [n for n in moved if _is_rounded(earlier.after[n], later.before[n], half)]
+            wide = [n for n in moved if earlier.after[n].dtype is torch.float32]
+            names = [n for n in wide if same_bits(earlier.after[n].to(half).float(), later.before[n])]
             numbers = sum(int((earlier.after[n] != later.before[n]).sum()) for n in names)
             if numbers >= MANY:
                 because = f"the loop rounds {listed(names)}, which are fp32, to {dtype_name(half)} before step {number}"
@@ -51,7 +51,3 @@ def _in_turn(taken: Sequence[Taken]) -> Iterator[tuple[int, Taken, Taken]]:
 
 def _moved(earlier: Params, later: Params) -> list[str]:
     return [name for name, w in later.items() if name in earlier and not same_bits(earlier[name], w)]
-
-
-def _is_rounded(before: Tensor, after: Tensor, half: torch.dtype) -> bool:
-    return before.dtype is torch.float32 and same_bits(before.to(half).float(), after)

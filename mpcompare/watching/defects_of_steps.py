@@ -143,7 +143,8 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         yield Defect("clip", "", because + f"{usual / found.scale:.3g}")
     if (most := _clamped_scaled(taken, found)) is not None:
         because = f"the gradients are clamped to {most:g} before they are divided by the loss scale {found.scale:g} "
-        because += f"{where} ({next(filter(_clamps, found.before_unscale))}): what is left is at most "
+        clamps = next(part for part in found.before_unscale if "clamp" in part)
+        because += f"{where} ({clamps}): what is left is at most "
         yield Defect("clip", "", because + f"{most / found.scale:.3g}")
 
 
@@ -195,16 +196,12 @@ def _clipped_scaled(taken: Taken, found: HandedOn) -> float | None:
 def _clamped_scaled(taken: Taken, found: HandedOn) -> float | None:
     """Returns the number to which the loop clamped gradients while they were scaled; None where it did not, or where
     the user may have multiplied the number by the scale."""
-    if found.scale == 1 or not taken.given or not any(map(_clamps, found.before_unscale)):
+    if found.scale == 1 or not taken.given or not any("clamp" in part for part in found.before_unscale):
         return None
     sizes = torch.cat([g.abs().flatten() for g in taken.given.values()])
     left = float(sizes.max())
     most = left * found.scale
     return most if int((sizes == left).sum()) > 1 and _is_written(most, found.scale) else None
-
-
-def _clamps(part: str) -> bool:
-    return "clamp" in part
 
 
 def _is_written(value: float, scale: float) -> bool:

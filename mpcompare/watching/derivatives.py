@@ -18,7 +18,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare import generators
@@ -63,7 +62,7 @@ class Derivatives:
             if calls() != before:
                 self.believed.add(kind.__name__)
             elif finds_out or kind in self._wrong:
-                forward = _Forward(kind, args, drawn, replay.device, replay.weights)
+                forward = _Forward(kind, args, drawn, replay)
                 node.register_hook(partial(self._derived, forward, finds_out))
 
         def apply(kind: type[Function], *args: Any, **kwargs: Any) -> Any:  # torch's modes do not see what it is given
@@ -120,15 +119,8 @@ class Derivatives:
 class _Forward:
     """A call of the forward method, outside its function."""
 
-    def __init__(
-        self,
-        kind: type[Function],
-        args: Any,
-        drawn: GeneratorStates,
-        device: torch.device,
-        widened: TorchFunctionMode,
-    ) -> None:
-        self.kind, self.drawn, self.device, self.widened = kind, drawn, device, widened
+    def __init__(self, kind: type[Function], args: Any, drawn: GeneratorStates, replay: Replay) -> None:
+        self.kind, self.drawn, self.device, self.widened = kind, drawn, replay.device, replay.weights
         self.args = [a.detach() if isinstance(a, Tensor) else a for a in args]
         self.trained = [isinstance(a, Tensor) and a.requires_grad for a in args]
 

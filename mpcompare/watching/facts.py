@@ -22,19 +22,8 @@ from mpcompare.watching.tape import Op
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 SUMS = ("add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__")
 WEIGHS = (
-    *PRODUCTS,
-    "div",
-    "div_",
-    "__truediv__",
-    "__itruediv__",
-    "neg",
-    "__neg__",
-    "mean",
-    "sum",
-    "float",
-    "to",
-    "squeeze",
-)
+    *PRODUCTS, "div", "div_", "__truediv__", "__itruediv__", "neg", "__neg__", "mean", "sum", "float", "to", "squeeze",
+)  # fmt: skip
 SOFTMAX = ("log_softmax", "softmax", "cross_entropy", "nll_loss", "logsumexp")
 
 
@@ -65,7 +54,8 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
     facts["terms_without_gradient"] = sorted({each for s in seen for each in _constant_terms(s)})
     facts["own_backward"] = look.derivatives.said()
     facts |= clipping_of(taken)
-    facts["order"] = _order(taken)
+    parts = [f"{part} ({line})" if line else part for part, line in taken[-1].order] if taken else []
+    facts["order"] = [*parts, "step"]  # of the last one
     facts |= _scaling(look)
     rules = {
         name: one(sorted(set(u.rules.values()))) or type(look.attached.optimizers[name]).__name__
@@ -198,12 +188,6 @@ def _tied(network: nn.Module) -> list[list[str]]:
     for name, p in network.named_parameters(remove_duplicate=False):
         names.setdefault(id(p), []).append(name)
     return sorted(sorted(each) for each in names.values() if len(each) > 1)
-
-
-def _order(taken: Sequence[Taken]) -> list[str]:
-    """Returns the parts of the last step, in their order."""
-    parts = [f"{part} ({line})" if line else part for part, line in taken[-1].order] if taken else []
-    return [*parts, "step"]
 
 
 def _scaling(look: Look) -> dict[str, Any]:

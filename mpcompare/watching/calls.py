@@ -148,6 +148,8 @@ class Calls:
             self.hide("the network is compiled" if compiled else "nobody saw the outputs of the network")
         self._take_reason()
         called.layers = {name: own for name, each in calls.items() if (own := each[called.first.get(name, 0) :])}
+        called.within = called.passes
+        self._passes -= called.within
         called.after = self.buffers()
         called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
         nodes = [v.grad_fn for v in values if is_real(v) and v.grad_fn is not None]
@@ -182,9 +184,8 @@ class Calls:
         """Returns copies of the network's buffers."""
         return {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
 
-    def passed(self, retains: bool, root: Root | None = None) -> frozenset[int]:
-        """Is told that a backward has come to its end, and returns the numbers of its passes. If it has no root, the
-        loop asked for some gradients alone."""
+    def passed(self, retains: bool, root: Root | None = None) -> None:
+        """Is told that a backward has come to its end. If it has no root, the loop asked for some gradients alone."""
         self._take_reason()
         passes = frozenset(self._passes)
         self._passes.clear()
@@ -193,7 +194,6 @@ class Calls:
             root.passes = passes
             self.tape.events.append(root)
             self.reasons.age()
-        return passes
 
     def concerns(self, root: Root, tensors: Sequence[Tensor]) -> bool:
         """Returns whether a backward may come to the network."""

@@ -217,7 +217,6 @@ class FromTheRoot(Replay):
         grads = [None if g is None else g.to(self.dtype) for g in root.gradients]
         if all(end.numel() == 1 for end in ends):
             self.exact += sum(float(end.detach()) for end in ends)
-        self.coming = root.passes
         if self.is_open:  # the gradients of gradients come first, at no output
             self.passing("backward")
         backward(ends, grads, self.is_open)
@@ -236,7 +235,7 @@ class FromTheRoot(Replay):
         if isinstance(op.func, type):
             result = self._own(op.func, args)
         elif op.differentiates:
-            self.coming, self.loss_is_rounded = op.passes, True
+            self.loss_is_rounded = True
             self.passing("backward")
             result = op.func(*tree_map(self.weights.taken, args), **tree_map(self.weights.taken, kwargs))
             self.passing("loss")

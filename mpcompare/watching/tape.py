@@ -99,15 +99,16 @@ class Called:
     hooks: Hooks = field(default_factory=dict)  # the hooks of the modules at its beginning
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
     inner: list[Inner] = field(default_factory=list)
+    within: frozenset[int] = frozenset()  # the numbers of the backward passes that the network takes within it
     only: frozenset[int] | None = None  # the backward passes whose gradients a replay takes; None: all
     # returns None if the graph of its outputs is gone, as it is if a loop detaches an image
     graph: Callable[[], object | None] = lambda: True
 
     @property
     def passes(self) -> frozenset[int]:
-        """The numbers of the backward passes that have come to one of its layers."""
+        """The numbers of the backward passes that have come to one of its layers since it ended."""
         layers = [call for calls in self.layers.values() for call in calls]
-        return frozenset(number for call in layers for number in (call.first, *call.later)) - {-1}
+        return frozenset(number for call in layers for number in (call.first, *call.later)) - {-1} - self.within
 
     def needs(self) -> Iterator[Slot]:
         """Yields the slots that it is given."""
@@ -137,7 +138,6 @@ class Op:
     # by operator that it called the format of 16 bits of the operator's results
     short: dict[str, torch.dtype] = field(default_factory=dict)
     writes: Slot | None = None  # the slot that it wrote into; None where it wrote into nothing
-    passes: frozenset[int] = frozenset()  # of a function that asks for gradients the numbers of its backward passes
 
     @property
     def name(self) -> str:
@@ -353,16 +353,18 @@ def is_open(events: Iterable[Event]) -> bool:
     """Returns whether autograd must see the functions of all calls in a replay: gradients are differentiated again, or
     go on from the parameters of a call."""
     return any(
-        bool(event.others) if isinstance(event, Called) else isinstance(event, Op) and event.differentiates
+        bool(event.others or event.within)
+        if isinstance(event, Called)
+        else isinstance(event, Op) and event.differentiates
         for event in events
     )
 
 
 def of_the_network(events: Sequence[Event]) -> set[Slot]:
-    """Returns the slots that depend on parameters of the network, by its calls or otherwise, or on tensors by which the
-    loop differentiates gradients."""
-    asking = [event for event in events if isinstance(event, Op) and event.differentiates]
-    found = {slot for op in asking for slot in op.needs() if slot.is_leaf}
+    """Returns the slots that depend on parameters of the network, by its calls or otherwise, or on tensors by which
+    somebody may differentiate gradients."""
+    asking = [e for e in events if (isinstance(e, Op) and e.differentiates) or (isinstance(e, Called) and e.within)]
+    found = {slot for event in asking for slot in event.needs() if slot.is_leaf}
     for event in events:
         if isinstance(event, Called):
             found.update(slot for slot in event.slots if slot is not None)

@@ -145,7 +145,35 @@ class OfParameters(Training):
             self.scaler.update()
 
 
-LOOPS = [Critic, Discriminator, Equation, Learner, FirstOrder, OfParameters]
+class Energies(nn.Module):
+    """The energies of molecules, and the forces on their atoms, which it asks for within its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds, self.pairs, self.last = nn.Embedding(5, 8), mlp(1, 16, 8), mlp(8, 16, 1)
+
+    def forward(self, kinds, places):
+        places.requires_grad_()
+        apart = (places[:, :, None] - places[:, None]).square().sum(-1, keepdim=True)
+        own = self.kinds(kinds)
+        energies = self.last(own + (self.pairs((apart + 0.1).sqrt()) * own[:, None]).sum(2)).sum((1, 2))
+        (slopes,) = torch.autograd.grad(energies.sum(), places, create_graph=True)
+        return energies, -slopes
+
+
+class Potential(Training):
+    """A network whose forces have a loss, as SchNet (Schütt et al., NeurIPS 2017)."""
+
+    def make(self):
+        return Energies()
+
+    def loss(self):
+        energies, forces = self.model(torch.randint(5, (8, 4)), torch.randn(8, 4, 3))
+        self.plant([forces], self.model)
+        return F.mse_loss(energies.float(), torch.randn(8)) + F.mse_loss(forces.float(), torch.randn(8, 4, 3))
+
+
+LOOPS = [Critic, Discriminator, Equation, Learner, FirstOrder, OfParameters, Potential]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -165,7 +193,7 @@ def halve(gradients, _):
     gradients[0].grad_fn.register_prehook(lambda grads: tuple(None if g is None else g / 2 for g in grads))
 
 
-@pytest.mark.parametrize("kind", [Critic, Discriminator, Equation, Learner, OfParameters])
+@pytest.mark.parametrize("kind", [Critic, Discriminator, Equation, Learner, OfParameters, Potential])
 def test_a_wrong_gradient_of_a_gradient_is_found(kind):
     assert kind(torch.float32, halve).watched().defects
 

@@ -74,6 +74,9 @@ class At:
     call: Call
     differentiates = True  # The network wants gradients there. Within its own ``no_grad`` it wants none.
 
+    def __post_init__(self) -> None:
+        self.turns: dict[int, int] = {}  # by the number of a backward pass how many came to the call before
+
     def given(self, xs: Sequence[Any]) -> None:
         """Compares what arrives at a layer.
 
@@ -138,6 +141,7 @@ class ForcedLayer(At):
     differentiates: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.half, self.moved = half_of(self.module, self.call), self.replay.weights.moved
 
     @property

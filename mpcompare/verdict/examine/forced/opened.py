@@ -57,11 +57,11 @@ def _arrives(at: At, place: int, gradient: Tensor) -> Tensor:
     network only the first is compared: the gradients of gradients that come to its last layer are none of the loss."""
     call, replay = at.call, at.replay
     replay.passing("backward")
-    found = {call.first: call.gradients, **call.later}
-    turn = next((turn for turn, number in enumerate(found) if number in replay.coming), len(found))
+    turn = at.turns.setdefault(torch._C._current_graph_task_id(), len(at.turns))
     if turn and not isinstance(at, ForcedLayer):
         return gradient
-    seen = next((found[number][place] for number in found if number in replay.coming), None)
+    passes = [call.gradients, *call.later.values()]
+    seen = passes[turn][place] if turn < len(passes) else None
     taken = at.arrives(place, seen, gradient.detach(), turn)
     return _instead(gradient, taken) if torch.is_grad_enabled() else taken.to(gradient.dtype)
 

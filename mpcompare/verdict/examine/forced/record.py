@@ -347,7 +347,7 @@ class Recorder:
         gradients = self._gradients(call)
         if self.passes is not None:
             self.passes.add(torch._C._current_graph_task_id())
-        if self.whole:
+        if self.whole and self.passes is None:
             self.record.hidden = f"the network asks for a gradient at {name or 'its output'} while it is called"
         elif gradients[place] is not None and not self.record.hidden:
             self.record.hidden = f"two backward passes go through one call of {name or 'the network'}"

@@ -81,7 +81,6 @@ class Replay:
     choosing: Choosing = field(default_factory=Choosing)  # makes the choices of the step between layers
     is_forcing = False  # whether layers compare and pass on what was recorded
     is_open = False  # whether gradients are differentiated again, so that autograd must see the functions of all calls
-    coming: frozenset[int] = frozenset()  # the recorded backward passes that the pass under way stands for
     loss_is_rounded = False  # found when it has run: whether the loss is made of 16-bit numbers, and has more bits
 
     def __post_init__(self) -> None:

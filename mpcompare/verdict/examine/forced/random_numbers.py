@@ -17,10 +17,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from mpcompare.generators import CPU, DeviceGenerator, fingerprint
 from mpcompare.verdict.examine.forced.attention_masks import FusedAttention, bound, fused_attention
 from mpcompare.verdict.examine.forced.choices import CHOICES, Choosing
+from mpcompare.verdict.examine.forced.own_products import OPERATORS
 
 Key = tuple[int, str, torch.Size]  # the generator's state, the operator, and the shape of its result
 # The tensors drawn, and the state after it. A fused attention, at the shape of its weights, stands for their mask.
 Drawn = dict[Key, tuple[list[Tensor] | FusedAttention, Tensor]]
+NOTED = CHOICES | OPERATORS
 WEIGHTS = "the weights of a fused attention"
 _DROPOUT = torch.ops.aten.native_dropout.default
 
@@ -38,7 +40,8 @@ class OtherPathError(NotReplayedError):
 
 class _AtRandom(TorchDispatchMode):
     """While it is entered, it hands each operation that draws random numbers to ``drew``, and each operation that may
-    choose to ``chose``. Their returned values are the results. An attention without dropout draws nothing."""
+    choose or multiplies to ``chose``. Their returned values are the results. An attention without dropout draws
+    nothing."""
 
     def __init__(self, drawn: Drawn) -> None:
         super().__init__()
@@ -51,7 +54,7 @@ class _AtRandom(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded not in func.tags:
             result = func(*args, **(kwargs or {}))
-            return self.chose(func, (args, kwargs), result) if func._schema.name in CHOICES else result
+            return self.chose(func, (args, kwargs), result) if func._schema.name in NOTED else result
         tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
         generator = DeviceGenerator(tensors[0].device if tensors else CPU)
         state = generator.get()
@@ -79,7 +82,7 @@ class _AtRandom(TorchDispatchMode):
         raise NotImplementedError
 
     def chose(self, func: Any, given: Any, result: Any) -> Any:
-        """Is told of an operation that may choose, as a comparison does."""
+        """Is told of an operation that may choose, as a comparison does, or of a product."""
         return result
 
 
@@ -101,7 +104,7 @@ class Noted(_AtRandom):
 
     Attributes:
         copy: makes the copies that are kept.
-        note: is told of each operation that may choose, and of its result.
+        note: is told of each operation that may choose, or multiplies, and of its result.
     """
 
     def __init__(

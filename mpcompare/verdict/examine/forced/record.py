@@ -27,6 +27,7 @@ from mpcompare.tasks.cast import NORMS
 from mpcompare.verdict.examine.forced.choices import Choice, chosen, place_of
 from mpcompare.verdict.examine.forced.choices import beside_the_network as beside_the_network
 from mpcompare.verdict.examine.forced.choices import in_backward as in_backward
+from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted, copied
 from mpcompare.verdict.examine.forced.views import View
 from mpcompare.verdict.judge.layers import OUTPUT as OUTPUT
@@ -66,6 +67,7 @@ class Call:
     again: list[torch.dtype] = field(default_factory=list)
     # the choices that the network has made between its layers; empty in the call of a layer
     choices: list[Choice] = field(default_factory=list)
+    products: set[torch.dtype] = field(default_factory=set)  # the formats in which it multiplies
 
     @property
     def places(self) -> list[Tensor]:
@@ -290,7 +292,11 @@ class Recorder:
         return result
 
     def chose(self, func: Any, args: Any, result: Any) -> None:
-        """Is told of an operation that may choose. A checkpoint makes the choices of a layer once more."""
+        """Is told of an operation that chooses, or multiplies. A checkpoint makes the choices of a layer once more."""
+        if func._schema.name in OPERATORS:
+            if self.open and (call := self.open[-1]) is not None and (kind := format_of(args)) is not None:
+                call.products.add(kind)
+            return
         if not self.whole or not self.open or in_backward() or (made := chosen(func, args, result)) is None:
             return
         choices = self.whole[-1].choices if self.open[-1] is None else self._choices

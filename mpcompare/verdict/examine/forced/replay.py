@@ -33,6 +33,7 @@ from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
 from mpcompare.verdict.examine.forced.hooks import HooksWithin
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.opened import passed_openly
+from mpcompare.verdict.examine.forced.own_products import half_within
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, rows_of
@@ -344,6 +345,8 @@ class Replay:
             if call is None or is_given:
                 return original(*args, **kwargs)
 
+            half = half_within(module, call.products)
+
             def layer(values: list[Any], params: Params) -> list[Any]:
                 # Copies, because a layer may write into its inputs. Torch's layers do so only if they say "inplace".
                 writes = not is_torchs(module) or getattr(module, "inplace", False)
@@ -352,7 +355,7 @@ class Replay:
                 forced, module.forward = module.forward, original
                 limits, choosing = limits_as_recorded(call, self.dtype), self.choosing.within(call.places, call.near)
                 try:
-                    with limits, choosing, hooks.called(half_of(module, call)):
+                    with limits, choosing, hooks.called(half_of(module, call)), self.weights.multiplying_in(half):
                         return tree_flatten(functional_call(module, params, again, named))[0]
                 finally:
                     self._note_casts(f"output {name}")

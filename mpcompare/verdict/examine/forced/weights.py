@@ -4,7 +4,8 @@ A copy of the network in float64 has twice the bytes of its parameters, and so h
 layer needs its operands at a time. Between forward and backward a parameter has only its place in autograd's graph.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from mpcompare.dtypes import HALF
 from mpcompare.tasks.functions import PRODUCTS
 from mpcompare.tasks.task import Params, sharing_parameters
+from mpcompare.verdict.examine.forced.own_products import as_operands
 from mpcompare.verdict.examine.forced.record import in_backward, is_real
 from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
 
@@ -57,6 +59,16 @@ class Weights(TorchFunctionMode):
         self.between: dict[str, Tensor] = {}
         self.asked: set[torch.dtype] = set()
         self.moved: Params = {}
+        self._half: torch.dtype | None = None
+
+    @contextmanager
+    def multiplying_in(self, half: torch.dtype | None) -> Iterator[None]:
+        """Rounds the operands of products to ``half`` while it is entered, unless it is None."""
+        before, self._half = self._half, half
+        try:
+            yield
+        finally:
+            self._half = before
 
     def cast(self, p: Tensor, held: torch.dtype | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Returns a new tensor of a parameter's numbers, as they are in the dtype ``held``, in ``dtype``; None: in the
@@ -69,7 +81,7 @@ class Weights(TorchFunctionMode):
         """Returns a parameter's numbers, as they are in the dtype ``held``, in any dtype.
 
         Args:
-            moved: by name those that a call has in their place.
+            moved: by name the numbers that a call has in place of the parameters'.
         """
         name = self.names[id(p)]
         with torch._C.DisableTorchFunction(), _disable_current_modes():
@@ -108,6 +120,8 @@ class Weights(TorchFunctionMode):
         if any(id(v) in self.names for v in values_of(args, kwargs)):
             is_cast = self.autocast and func in PRODUCTS
             args, kwargs = tree_map_only(nn.Parameter, self.copied if is_cast else self.taken, (args, kwargs))
+        if self._half is not None and func in PRODUCTS:
+            args, kwargs = as_operands((args, kwargs), self._half)
         self.asked |= (asked := asked_of(func, args, kwargs))
         result = call_widened(func, args, kwargs, self.dtype, self.stored)
         is_constant = is_real(result) and not result.requires_grad

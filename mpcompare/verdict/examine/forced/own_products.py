@@ -1,0 +1,51 @@
+"""The products within layers of a network's own, whose operands are rounded to 16 bits before they are multiplied.
+
+Torch's layers of products return the format in which they multiply. A layer with code of its own, such as a router, may
+return any format. So the formats in which it multiplies are noted in the step, and a replay rounds the operands as the
+step did.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from mpcompare.dtypes import HALF
+from mpcompare.verdict.examine.oracle import MULTIPLY
+
+OPERATORS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution")}
+
+
+def format_of(args: Any) -> torch.dtype | None:
+    """Returns the format of the operands of a product; None where they are no real numbers."""
+    return next((a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
+
+
+def half_within(module: nn.Module, formats: set[torch.dtype]) -> torch.dtype | None:
+    """Returns the format of 16 bits in which a layer of the network's own multiplies; None for torch's layers, and where
+    a layer multiplies in several formats, or in none of 16 bits.
+
+    Args:
+        formats: the formats in which the layer was seen to multiply.
+    """
+    return (
+        next(iter(formats)) if len(formats) == 1 and formats <= set(HALF) and not isinstance(module, MULTIPLY) else None
+    )
+
+
+def as_operands(values: Any, half: torch.dtype) -> Any:
+    """Returns a nest of values with the real numbers in it rounded to ``half``. Their gradients are not rounded."""
+    return tree_map_only(Tensor, lambda t: _Rounded.apply(t, half) if t.is_floating_point() else t, values)
+
+
+class _Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, half: torch.dtype) -> Tensor:
+        with _disable_current_modes():
+            return x.detach().to(half).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None

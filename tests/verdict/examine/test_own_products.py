@@ -1,0 +1,68 @@
+"""Layers with code of their own that multiply, as a router does."""
+
+import pytest
+import torch
+from support.backends import BACKENDS
+from support.foreign import Network, images
+from support.mutations import layers_of, subject_of
+from torch import nn
+from torch.nn import functional as F
+
+from mpcompare.backends.amp import Amp
+from mpcompare.verdict.judge.check import Case
+from mpcompare.verdict.judge.layers import checks as layer_checks
+from mpcompare.verdict.judge.layers import doubt
+
+
+class Cancelling(nn.Module):
+    """Multiplies numbers that come twice with weights whose terms cancel but for a hundredth: a rounding of a weight is
+    as large as the result."""
+
+    def __init__(self, wide):
+        super().__init__()
+        half = torch.randn(10, 32, generator=torch.Generator().manual_seed(0))
+        self.weight, self.wide = nn.Parameter(torch.cat([half, 0.01 * half.flip(0) - half], dim=1)), wide
+
+    def forward(self, x):
+        x = torch.cat([x, x], dim=-1)
+        if not self.wide:
+            return F.linear(x, self.weight)
+        with torch.autocast("cpu", enabled=False):
+            return F.linear(x.float(), self.weight.float()).to(x.dtype)
+
+
+class Routed(nn.Module):
+    def __init__(self, wide=False):
+        super().__init__()
+        self.first, self.own = nn.Linear(784, 32), Cancelling(wide)
+
+    def forward(self, x):
+        return self.own(self.first(x.flatten(1)).relu())
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_layer_of_the_networks_own_rounds_the_operands_of_its_products_as_the_step_did(precision, wide):
+    network = Network("routed", "torch", lambda: Routed(wide), lambda samples: images(28, 1, samples))
+    amp = layers_of(subject_of(network, precision, Amp), "amp")
+    place = amp.findings.replays["first"].places["output own"]
+    assert place.error <= 2 * place.rounding
+    assert not doubt(amp)
+    run = layers_of(subject_of(network, precision, BACKENDS["master_weights"]), "run")
+    because = [check.because for check in layer_checks(Case(run, amp)) if not check.passed]
+    assert not because
+
+
+def test_a_product_in_fewer_digits_than_those_of_the_reference_is_found():
+    def spoilt(*args):
+        backend = Amp(*args)
+        own = backend.model.own
+        forward = own.forward
+        own.forward = lambda x: forward(x.to(torch.float8_e4m3fn).to(x.dtype))
+        return backend
+
+    network = Network("routed", "torch", Routed, lambda samples: images(28, 1, samples))
+    amp, run = (layers_of(subject_of(network, "bf16", make), name) for make, name in ((Amp, "amp"), (spoilt, "run")))
+    failed = [check for check in layer_checks(Case(run, amp)) if not check.passed]
+    assert failed
+    assert "own" in failed[0].because

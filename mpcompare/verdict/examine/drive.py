@@ -109,7 +109,7 @@ class Driver:
     def first_step(self) -> Exact | None:
         """The first step; None where its gradients are not finite."""
         taken = self.finite
-        return Exact(taken.loss, taken.grads, taken.buffers_after) if taken and not taken.steps else None
+        return Exact(taken.loss, taken.grads, dict(taken.buffers_after)) if taken and not taken.steps else None
 
     def result(self) -> Drive:
         """Returns everything that was written down, and for wrong updates the known mistakes that make them. The

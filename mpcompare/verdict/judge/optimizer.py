@@ -1,7 +1,7 @@
 """Does each update follow from its gradients?
 
-- *Value.* `w' - (w + change)`, element by element. The change is replayed in float64 on the gradients that the backend
-  shows.
+- *Value.* `w' - (w + change)`, element by element, for at most `65536` elements of each tensor. The change is replayed
+  in float64 on the gradients that the backend shows.
 - *Limit.* The limit of an update. Two updates are checked if the schedule changes the rate, three if the optimizer
   keeps moments, five more with loss scaling.
 """

@@ -7,26 +7,32 @@ each time. Here the second step gets other numbers, unless the network itself dr
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mpcompare.contract import State
 from mpcompare.tasks.draws import EXAMINED
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.drive import Driver
 from mpcompare.verdict.examine.new_step import begun, starts_anew
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.again import Again
 
 
-def again(subject: Subject, backend: Any) -> Again:
-    """Takes the first step twice, and returns how far its gradients are apart where their bits differ.
+def again(subject: Subject, driver: Driver) -> Again:
+    """Takes the first step again, and returns how far its gradients are apart where their bits differ. The driver has
+    taken this step before. Only if the bits differ from then, the step is taken once more, and the two are compared.
 
     Args:
-        backend: a backend that nobody needs any more; it loads the initial weights.
+        driver: the driver of the pass ``first``. Nobody needs its backend any more; it loads the initial weights.
     """
-    state = starts_anew(backend, subject.examined)
-    other = EXAMINED if subject.exact.drawn else EXAMINED + 1
-    first, second = (_gradients(backend, state, subject, number) for number in (EXAMINED, other))
+    backend, taken = driver.backend, driver.first_step
+    state = starts_anew(backend, subject.examined, driver.finite.scale if driver.finite else 1.0)
+    known = numerics.spreads({"loss": torch.tensor(taken.loss), **taken.grads}) if taken else {}
+    second = _gradients(backend, state, subject, EXAMINED if subject.exact.drawn else EXAMINED + 1)
+    is_known = known.keys() == second.keys() and all(numerics.same_bits(g, second[name]) for name, g in known.items())
+    first = known if is_known else _gradients(backend, state, subject, EXAMINED)
     apart = {
         name: numerics.distance({"": g}, {"": second[name]}) / max(numerics.finite_norm({"": g}), 1e-300)
         for name, g in first.items()

@@ -106,7 +106,7 @@ def _at_the_start(subject: Subject, attempts: Attempts) -> None:
     age = attempts.take("aged", age_of, driver)
     attempts.found["first"] = driver.result()
     attempts.found["infinite"] = attempts.take("infinite input", infinite_input, subject, driver)
-    attempts.find("again", again, subject, driver.backend)
+    attempts.find("again", again, subject, driver)
     attempts.find("padding", padding, subject, driver.backend)
     del driver  # frees its backend before the next backend is made
     if age:

@@ -44,13 +44,13 @@ def new_step(subject: Subject, network: nn.Module, scale: float, batch: Batches,
     return Exact(loss, kept, dict(Stored(new.buffers())))
 
 
-def starts_anew(backend: Any, network: nn.Module) -> State:
-    """Returns the state from which a used backend begins anew: the weights and buffers of a network, a loss scale of 1,
+def starts_anew(backend: Any, network: nn.Module, scale: float = 1.0) -> State:
+    """Returns the state from which a used backend begins anew: the weights and buffers of a network, a loss ``scale``,
     and nothing in its optimizer. All else is a copy of what the backend has now."""
     given: dict[str, Any] = {"params": params_of(network), "buffers": buffers_of(network), "optimizer": {}}
     own = copy.deepcopy({kind: kept for kind, kept in backend.state_dict().items() if kind not in given})
     if "scale" in own["loss_scale"]:
-        own["loss_scale"]["scale"] = 1.0
+        own["loss_scale"]["scale"] = scale
     return cast(State, {**own, **given})
 
 

@@ -24,7 +24,7 @@ def format_of(args: Any) -> torch.dtype | None:
 
 
 def half_within(module: nn.Module, formats: set[torch.dtype]) -> torch.dtype | None:
-    """Returns the format of 16 bits in which a layer with code of its own multiplies. It is None for torch's layers, and
+    """Returns the format of 16 bits in which a layer with its own code multiplies. None for torch's layers, and
     where a layer multiplies in several formats, or in none of 16 bits.
 
     Args:

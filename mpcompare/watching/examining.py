@@ -25,11 +25,11 @@ from mpcompare.verdict.examine.seen import Remembered, Seen
 from mpcompare.verdict.examine.update_rule import digits
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers
+from mpcompare.watching.events import Op, Root
 from mpcompare.watching.looking import Look
 from mpcompare.watching.replaying import NotInFloat64Error, as_it_was, recorded_sum, without_autocast
 from mpcompare.watching.rules import COARSE, Rule, is_by_name, remembered, rules_of
 from mpcompare.watching.steps import Sum, Taken
-from mpcompare.watching.tape import Op, Root
 
 
 @dataclass

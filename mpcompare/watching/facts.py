@@ -12,12 +12,12 @@ from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.watching.between import moved_before, moved_between
 from mpcompare.watching.clipping import clipping_of
+from mpcompare.watching.events import Op
 from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.expecting import NOT_SEEN, by_value, one
 from mpcompare.watching.handing_on import rounded
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import PRODUCTS, Sum, Taken
-from mpcompare.watching.tape import Op
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 SUMS = ("add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__")

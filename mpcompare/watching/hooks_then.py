@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from mpcompare.verdict.examine.forced.record import is_recorders
+from mpcompare.verdict.examine.forced.module_hooks import is_recorders
 
 KINDS = (
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",

@@ -17,23 +17,18 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from mpcompare.verdict.examine.forced.record import (
-    Hook,
-    HooksOn,
-    beside_the_network,
-    in_backward,
-    is_transformed,
-    put_on,
-)
+from mpcompare.verdict.examine.forced.choices import beside_the_network, in_backward
+from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on
+from mpcompare.verdict.examine.forced.recorder import is_transformed
 from mpcompare.verdict.examine.forced.weights import backward
 from mpcompare.watching import own_functions, scalers
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.derivatives import Derivatives
+from mpcompare.watching.events import Called
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.stepping import Steps
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.sums import CLIPPING, Sums, begins_at, given
-from mpcompare.watching.tape import Called
 
 PLAIN = (Tensor, torch.dtype, torch.device, int, float, bool, str, type(None))  # what a tape can hand on once more
 BACKWARD = (Tensor.backward, torch.autograd.backward)

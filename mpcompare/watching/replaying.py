@@ -30,9 +30,9 @@ from mpcompare.verdict.examine.widened import CASTS
 from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
+from mpcompare.watching.events import Called, Inner, Op, Own, Root, Slot, is_open, needed
 from mpcompare.watching.hooks_then import hooks_then
 from mpcompare.watching.steps import Sum, moved_from
-from mpcompare.watching.tape import Called, Inner, Op, Own, Root, Slot, is_open, needed
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from mpcompare.dtypes import dtype_name
 from mpcompare.generators import DeviceGenerator
 from mpcompare.loss_scale import LossScale
-from mpcompare.verdict.examine.forced.record import in_backward
+from mpcompare.verdict.examine.forced.choices import in_backward
 from mpcompare.verdict.examine.numerics import numbers, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching import scalers

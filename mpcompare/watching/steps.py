@@ -10,7 +10,7 @@ from torch import Tensor
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.numerics import same_bits
-from mpcompare.watching.tape import Called, Event, Op, Root
+from mpcompare.watching.events import Called, Event, Op, Root
 
 PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
 

@@ -19,10 +19,11 @@ from mpcompare.verdict.examine.numerics import in_part, numbers, same_bits, tota
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.calls import Calls
+from mpcompare.watching.events import Root
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.spool import unseen
 from mpcompare.watching.steps import LeftGradient, Sum
-from mpcompare.watching.tape import Root, line_of_user
+from mpcompare.watching.tape import line_of_user
 
 NORMS = ("_foreach_norm", "linalg_vector_norm", "norm", "vector_norm", "linalg_norm")
 CLIPPING = (torch.clamp, torch.tensor)  # torch's clipping calls one of them where it finds no gradients

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import mpcompare
 from mpcompare.errors import InputError
 from mpcompare.verdict.examine.forced.kernels import of_kernels
-from mpcompare.verdict.examine.forced.record import recorded
+from mpcompare.verdict.examine.forced.recorder import recorded
 from mpcompare.watching.watched import NOTHING, WrongTraining
 
 FP16 = replace(Loop(), dtype=torch.float16, updates=2)
@@ -164,7 +164,7 @@ def test_evaluation_with_gradients_is_not_kept():
 PARTS = [
     "mpcompare.watching.calls.Calls.begin",
     "mpcompare.watching.stepping.Steps.before",
-    "mpcompare.verdict.examine.forced.record.Recorder.returned",
+    "mpcompare.verdict.examine.forced.recorder.Recorder.returned",
     "mpcompare.watching.tape.Tape.end",
     "mpcompare.watching.watched.facts_of",
 ]

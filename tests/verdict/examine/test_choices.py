@@ -9,7 +9,8 @@ from torchvision.ops import nms
 
 from mpcompare.verdict.examine.forced.choices import Choosing
 from mpcompare.verdict.examine.forced.random_numbers import Fed
-from mpcompare.verdict.examine.forced.record import OUTPUT, Call, recorded
+from mpcompare.verdict.examine.forced.record import OUTPUT, Call
+from mpcompare.verdict.examine.forced.recorder import recorded
 
 NEAR = 0.1
 X = torch.tensor([[1.0, 3.0, 3.001, -2.0]], dtype=torch.float64)

@@ -24,10 +24,12 @@ from mpcompare.tasks.draws import seed_step
 from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.text import CharGpt, CharLstm
 from mpcompare.verdict.examine.forced.call import factor_of
+from mpcompare.verdict.examine.forced.choices import in_backward
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import Errors
 from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted, NotReplayedError
-from mpcompare.verdict.examine.forced.record import OUTPUT, Recorder, in_backward, recorded
+from mpcompare.verdict.examine.forced.record import OUTPUT
+from mpcompare.verdict.examine.forced.recorder import Recorder, recorded
 from mpcompare.verdict.examine.forced.replay import Recorded, Replay
 from mpcompare.verdict.examine.forced.step import MOST, compared_with_the_replay
 from mpcompare.verdict.judge.check import Case

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mpcompare.dtypes import HALF
 from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.forced.choices import in_backward
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
-from mpcompare.verdict.examine.forced.record import Call, in_backward, is_real
+from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
 from mpcompare.verdict.examine.numerics import spread
 from mpcompare.verdict.examine.oracle import MULTIPLY

@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_unflatten
 
 from mpcompare.tasks.cast import HOOKS_OF_WEIGHTS, computed_by_hooks
 from mpcompare.tasks.copies import HOOKS
-from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_recorders
+from mpcompare.verdict.examine.forced.module_hooks import is_recorders
+from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record
 
 OF_MODULES = frozenset(vars(nn.Module()))  # the dicts that each module has
 DEEP = 3  # from a hook to what it changes, such as a list in a dict of an object

@@ -22,7 +22,8 @@ from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.choices import made_by
 from mpcompare.verdict.examine.forced.kernels import gradients_of_norms
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
-from mpcompare.verdict.examine.forced.record import OUTPUT, Record, calls_of, recorded
+from mpcompare.verdict.examine.forced.record import OUTPUT, Record, calls_of
+from mpcompare.verdict.examine.forced.recorder import recorded
 from mpcompare.verdict.examine.forced.replay import Recorded
 from mpcompare.verdict.examine.forced.step import compared_with_the_replay
 from mpcompare.verdict.examine.new_step import gradients_of

@@ -27,7 +27,7 @@ from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, half_of, is_torchs
-from mpcompare.verdict.examine.forced.choices import Choosing
+from mpcompare.verdict.examine.forced.choices import Choosing, in_backward
 from mpcompare.verdict.examine.forced.formats import default_dtype, limits_as_recorded
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
 from mpcompare.verdict.examine.forced.hooks import HooksWithin
@@ -35,7 +35,7 @@ from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.opened import passed_openly
 from mpcompare.verdict.examine.forced.own_products import half_within
 from mpcompare.verdict.examine.forced.random_numbers import Fed
-from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
+from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, rows_of
 from mpcompare.verdict.examine.forced.weights import Weights, as_complex, backward, in_dtype
 from mpcompare.verdict.examine.numerics import in_part, numbers, spread

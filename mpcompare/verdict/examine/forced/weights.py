@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_map_only
 from mpcompare.dtypes import HALF
 from mpcompare.tasks.functions import PRODUCTS
 from mpcompare.tasks.task import Params, sharing_parameters
+from mpcompare.verdict.examine.forced.choices import in_backward
 from mpcompare.verdict.examine.forced.own_products import as_operands
-from mpcompare.verdict.examine.forced.record import in_backward, is_real
+from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
 
 # Functions that ask a parameter for something other than its numbers.

@@ -1,0 +1,293 @@
+"""The hooks that write a record down while a step is taken. The step computes the same bits as without them."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from traceback import walk_stack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import checkpoint
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
+
+from mpcompare.tasks.cast import NORMS
+from mpcompare.verdict.examine.forced.choices import Choice, chosen, in_backward, place_of
+from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on
+from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of
+from mpcompare.verdict.examine.forced.random_numbers import Noted, copied
+from mpcompare.verdict.examine.forced.record import Call, Record, is_real
+from mpcompare.verdict.examine.forced.views import View
+from mpcompare.verdict.judge.layers import OUTPUT
+
+
+@contextmanager
+def recorded(network: nn.Module) -> Iterator[Record]:
+    """Yields the record of the step that is taken while it is entered. The step computes the same bits as without."""
+    recorder = Recorder()
+    recorder.attach(network)
+    try:
+        with Noted(recorder.record.drawn, note=recorder.chose):
+            yield recorder.record
+    finally:
+        recorder.detach()
+
+
+def _plainly(method: Callable[..., Any], *given: Any) -> Any:
+    return method(*given)
+
+
+class Recorder:
+    """Writes down the calls of the layers of a network.
+
+    Attributes:
+        record: the record that is written.
+        copy: makes the copies of tensors that the record keeps.
+        guard: calls a method with its arguments; each hook goes through it.
+        passes: the numbers of the backward passes that have come to a layer since somebody emptied this set; None where
+            each call may have one pass alone.
+        parts: whether the parts of the network may be called by themselves, each as a network.
+        makers: by tensor the module that returned it last, the number of the module's call within the call of the
+            network, and the place of the tensor among the outputs.
+    """
+
+    def __init__(
+        self, copy: Callable[[Tensor], Tensor] = copied, guard: Callable[..., Any] = _plainly, parts: bool = False
+    ) -> None:
+        self.record, self.copy, self.guard, self.parts = Record(), copy, guard, parts
+        self.passes: set[int] | None = None
+        self.makers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._counts: Counter[str] = Counter()  # by module the number of its calls within the call of the network
+        self.before: dict[str, int] = {}  # by layer the number of its calls before the call of the network
+        self.life: object = None  # the graph of the network's call that is under way keeps it alive
+        self.handles: list[RemovableHandle] = []  # the handles of hooks on outputs that are parameters
+        self._on: HooksOn = {}
+        self._repeats: set[int] = set()  # the numbers of the backward passes that repeat calls
+        self.whole: list[Call] = []  # the calls of the network that are under way
+        self.open: list[Call | None] = []  # the modules that are being called; None: a module that has called another
+        self._choices: list[Choice] = []  # the choices of a module that is being called, which may be a layer
+
+    def attach(self, network: nn.Module) -> None:
+        """Puts hooks on all modules of a network that have none yet, except the modules within its norms."""
+        self.network, within = network, _within_norms(network)
+        put_on(self._on, [each for each in network.named_modules() if each[1] not in within], self._hooks_on)
+
+    def _hooks_on(self, name: str, module: nn.Module) -> list[RemovableHandle]:
+        called, returned = (Hook(module, partial(self.guard, method, name)) for method in (self.called, self.returned))
+        return [
+            module.register_forward_pre_hook(called, with_kwargs=True),
+            module.register_forward_hook(returned, with_kwargs=True),
+        ]
+
+    def detach(self) -> None:
+        """Removes all hooks that are not freed with their graph."""
+        put_on(self._on, [], self._hooks_on)
+        for handle in self.handles:
+            handle.remove()
+
+    def called(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if is_transformed():
+            self.record.hidden = self.record.hidden or f"{name or 'the network'} is called by a function of torch.func"
+            return
+        whole = self._is_whole(name)
+        if self.open:
+            self.open[-1] = None
+        if self.whole:
+            self.whole[-1].choices += self._choices
+        self._choices.clear()
+        if torch.is_inference_mode_enabled():  # no part of a step
+            return
+        given, own = tree_flatten((args, kwargs))[0], dict(module.named_parameters())
+        tracked = any(isinstance(t, Tensor) and t.requires_grad for t in (*given, *own.values()))
+        held = {name: p.dtype for name, p in own.items()}
+        marks = {_mark(t) for t in given if _is_marked(t)}
+        call = Call([self._kept(value) for value in given], held=held, tracked=tracked, marks=marks)
+        call.arguments = tree_flatten((args, kwargs))[1]
+        call.autocast = autocast_dtype()
+        call.without = not torch.is_grad_enabled() and not in_backward() and _without_gradient()
+        call.trained = frozenset(name for name, p in own.items() if p.requires_grad)
+        self.open.append(call)
+        if whole:
+            held = {each: p.dtype for each, p in self.network.named_parameters()} if name else held
+            self.whole.append(replace(call, held=held, choices=[]))
+            self._counts.clear()
+            self.before = {each: len(calls) for each, calls in self.record.calls.items()}
+
+    def returned(self, name: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+        if torch.is_inference_mode_enabled() or is_transformed():
+            return result
+        if (call := self.open.pop()) is not None:  # a layer: its choices are its own
+            self._choices.clear()
+        if call is not None and not _hands_on(call, result):
+            given = tree_flatten((args, kwargs))[0]
+            call.into = next((at for at, v in enumerate(given) if v is result and isinstance(v, Tensor)), None)
+            result = self._keep(name, call, result)
+        if name and not in_backward():
+            outputs = enumerate(tree_flatten(result)[0])
+            self.makers.update({v: (name, self._counts[name], i) for i, v in outputs if is_real(v) and v.requires_grad})
+            self._counts[name] += 1
+        if self._is_whole(name):
+            result = self._keep(OUTPUT, self.whole.pop(), result)
+            if not any(self.record.calls[OUTPUT][-1].passes):  # a look at the network, and no part of the step
+                for each, calls in self.record.calls.items():
+                    del calls[self.before.get(each, 0) :]
+        return result
+
+    def chose(self, func: Any, args: Any, result: Any) -> None:
+        """Is told of an operation that chooses, or multiplies. A checkpoint makes the choices of a layer once more."""
+        if func._schema.name in OPERATORS:
+            if self.open and (call := self.open[-1]) is not None and (kind := format_of(args)) is not None:
+                call.products.add(kind)
+            return
+        if not self.whole or not self.open or in_backward() or (made := chosen(func, args, result)) is None:
+            return
+        choices = self.whole[-1].choices if self.open[-1] is None else self._choices
+        choices.append(Choice(place_of(func), self.copy(made), args[0].dtype))
+
+    def _is_whole(self, name: str) -> bool:
+        """Returns whether a call is a call of the network, and not a call within it."""
+        return (not name or (self.parts and not self.open)) and not in_backward()
+
+    def _keep(self, name: str, call: Call, result: Any) -> Any:
+        """Keeps the outputs of a call, and returns them. Several outputs are copied, since the layer may make one of
+        another: a gradient that arrives at the copy comes from outside."""
+        values, call.spec = tree_flatten(result)
+        call.outputs = [self._kept(value) for value in values]
+        if sum(map(is_real, values)) > 1:
+            values = [v.clone() if is_real(v) else v for v in values]
+            result = tree_unflatten(values, call.spec)
+        call.gradients = [None] * len(values)
+        call.passes = [is_real(value) and value.requires_grad for value in values]
+        if in_backward():
+            call = self._first_run(name, call)
+        else:
+            self.record.calls[name].append(call)
+        for place, value in enumerate(values):
+            if is_real(value) and value.requires_grad:
+                self._listen(name, call, place, value)
+        return result
+
+    def _listen(self, name: str, call: Call, place: int, value: Tensor) -> None:
+        """Puts hooks on an output: its gradient is kept when it arrives."""
+        with torch._C.DisableTorchFunction():  # another look sees what hooks a loop puts on tensors
+            handle = value.register_hook(partial(self.guard, self._put, name, call, place))
+        if value.is_leaf:
+            self.handles.append(handle)
+        if (node := value.grad_fn) is not None:
+            hooks, number = value._backward_hooks, value.output_nr
+            node.register_prehook(partial(self.guard, self._put_again, call, place, hooks, number, self.life))
+        base = value._base if value._is_view() else None
+        if base is not None and base.grad_fn is not None and base.dtype is value.dtype:
+            view = View(value, base, call.into is not None)
+            through = partial(self.guard, self._put_through, name, call, place, view)
+            base.grad_fn.register_prehook(through)
+
+    def _kept(self, value: Any) -> Any:
+        return self.copy(value) if isinstance(value, Tensor) else value
+
+    def _gradients(self, call: Call) -> list[Tensor | None]:
+        """Returns the gradients of the backward pass that is under way, to be filled in."""
+        return call.gradients if self.passes is None else call.gradients_of(torch._C._current_graph_task_id())
+
+    def _put(self, name: str, call: Call, place: int, gradient: Tensor | None) -> None:
+        if gradient is None:  # a function of the network's own may pass no gradient
+            return
+        gradients = self._gradients(call)
+        if self.passes is not None:
+            self.passes.add(torch._C._current_graph_task_id())
+        if self.whole and self.passes is None:
+            self.record.hidden = f"the network asks for a gradient at {name or 'its output'} while it is called"
+        elif gradients[place] is not None and not self.record.hidden:
+            self.record.hidden = f"two backward passes go through one call of {name or 'the network'}"
+        gradients[place] = self.copy(gradient)
+
+    def _put_again(
+        self, call: Call, place: int, hooks: Any, number: int, _: object, arrived: Sequence[Tensor | None]
+    ) -> None:
+        """Keeps the gradient that hooks of the network's own have left, where the network put hooks on an output."""
+        gradients = self._gradients(call)
+        if len(hooks) > 1 and gradients[place] is not None and (gradient := arrived[number]) is not None:
+            gradients[place] = self.copy(gradient)
+
+    def _put_through(self, name: str, call: Call, place: int, view: View, arrived: Sequence[Tensor | None]) -> None:
+        """Keeps the gradient of an output that is a view and was written into since, as by an activation in place.
+        Autograd then takes its gradient through the base of the view, and no hook of the output is called. The output
+        of such an activation has the gradients of all that goes on from the base."""
+        gradient, gradients = arrived[view.number], self._gradients(call)
+        if gradient is None:
+            return
+        if view.is_new:
+            gradients[place] = None
+        if view.is_written() and gradients[place] is None:
+            self._put(name, call, place, view.of(gradient))
+
+    def _first_run(self, name: str, again: Call) -> Call:
+        """Returns the call that a checkpoint repeats: it has the same inputs. It may have been without gradients. A
+        function of somebody's own that begins with a call of other inputs repeats none."""
+        number = torch._C._current_graph_task_id()
+        for call in self.record.calls[name]:
+            pairs = zip(call.inputs, again.inputs, strict=False)
+            if all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)):
+                call.passes = again.passes
+                call.again = [v.dtype for v in again.outputs if is_real(v)]
+                self._repeats.add(number)
+                return call
+        if number not in self._repeats and not self.record.hidden and not _in_checkpoint():
+            other = f"backward calls {name} with other numbers than forward did"
+            self.record.hidden = f"{other}, as the adjoint of a differential equation does"
+        return again
+
+
+def _within_norms(network: nn.Module) -> set[nn.Module]:
+    """Returns the modules without parameters that only norms have within them, such as an activation."""
+    norms = {m for m in network.modules() if isinstance(m, NORMS)}
+    within = {each for norm in norms for each in norm.modules() if each is not norm and not list(each.parameters())}
+    others = set(network.modules()) - norms - within
+    return within - {each for other in others for each in other.children()}
+
+
+def is_transformed() -> bool:
+    """Returns whether a function of torch.func, such as ``vmap``, calls us. Tensors then have no numbers of their
+    own."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def autocast_dtype() -> torch.dtype | None:
+    """Returns the dtype of the autocast that is entered; None where there is none."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return torch.get_autocast_dtype(kinds[0]) if kinds else None
+
+
+def _without_gradient() -> bool:
+    """Returns whether a reentrant checkpoint calls us whose arguments require no gradient: its backward never comes."""
+    for frame, _ in walk_stack(sys._getframe(1)):
+        if frame.f_code is checkpoint.CheckpointFunction.forward.__code__:
+            return not any(isinstance(v, Tensor) and v.requires_grad for v in frame.f_locals["args"])
+    return False
+
+
+def _in_checkpoint() -> bool:
+    """Returns whether a checkpoint of torch's calls us."""
+    return any(frame.f_globals.get("__name__") == checkpoint.__name__ for frame, _ in walk_stack(sys._getframe(1)))
+
+
+def _hands_on(call: Call, result: Any) -> bool:
+    """Returns whether a module hands on one of its arguments as it is, like ``nn.Identity``, or a view of an argument,
+    like ``nn.Flatten``. The record of the argument is then the record of the result: what is written into one of the
+    two is written into the other."""
+    return any(_mark(v) in call.marks for v in tree_flatten(result)[0] if _is_marked(v))
+
+
+def _is_marked(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor) and value.layout is torch.strided and not value.is_inference() and value.numel() > 0
+    )
+
+
+def _mark(tensor: Tensor) -> tuple[int, int]:
+    return tensor.untyped_storage().data_ptr(), tensor._version

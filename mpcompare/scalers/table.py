@@ -42,7 +42,7 @@ def _scales(console: Console, traces: Sequence[Trace], steps: Sequence[OverflowS
     if left_out := len(rows[MOST:]):
         _print(console, f"{left_out} later steps at which a scale changes or a step is skipped are left out.")
     elif len(rows) < len(steps):
-        _print(console, f"Of {len(steps)} steps, the ones at which no scale changes and none is skipped are left out.")
+        _print(console, f"Of {len(steps)} steps, steps at which no scale changes and none is skipped are left out.")
 
 
 def _summary(console: Console, traces: Sequence[Trace]) -> None:

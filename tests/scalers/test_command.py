@@ -76,7 +76,7 @@ def test_of_many_steps_those_are_shown_at_which_something_happens():
     text = printed([by_policy("torch", steps)], steps)
     assert row(text, ["31"]) == ["31", "none", "2^15", "x"]
     assert not any(line.split()[:1] == ["30"] for line in text.splitlines())
-    assert "Of 61 steps, the ones at which no scale changes and none is skipped are left out." in text
+    assert "Of 61 steps, steps at which no scale changes and none is skipped are left out." in text
     steps = of_pattern("x" * 50)
     assert "10 later steps at which a scale changes or a step is skipped are left out." in printed(
         [by_policy("torch", steps)], steps

@@ -66,3 +66,27 @@ def test_a_product_in_fewer_digits_than_those_of_the_reference_is_found():
     failed = [check for check in layer_checks(Case(run, amp)) if not check.passed]
     assert failed
     assert "own" in failed[0].because
+
+
+class Rotates(nn.Module):
+    """Turns its input by angles. They are a product of far positions, which autocast takes in bf16."""
+
+    def forward(self, x):
+        positions = torch.arange(65536.0, 65536 + x.shape[-1]).view(-1, 1)
+        angles = (positions @ torch.ones(1, 1)).view(-1)
+        return x * angles.cos().to(x.dtype)
+
+
+class Rotated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.own, self.last = nn.Linear(784, 32), Rotates(), nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.last(self.own(self.first(x.flatten(1))))
+
+
+def test_a_product_of_constants_in_16_bits_is_no_rounding():
+    network = Network("rotated", "torch", Rotated, lambda samples: images(28, 1, samples))
+    place = layers_of(subject_of(network, "bf16", Amp), "amp").findings.replays["first"].places["output own"]
+    assert place.error > 10 * place.rounding

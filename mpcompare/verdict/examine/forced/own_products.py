@@ -5,12 +5,13 @@ return any format. So the formats in which it multiplies are noted in the step, 
 step did.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mpcompare.dtypes import HALF
 from mpcompare.verdict.examine.oracle import MULTIPLY
@@ -23,20 +24,23 @@ def format_of(args: Any) -> torch.dtype | None:
     return next((a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
 
 
-def half_within(module: nn.Module, formats: set[torch.dtype]) -> torch.dtype | None:
-    """Returns the format of 16 bits in which a layer with its own code multiplies. None for torch's layers, and
-    where a layer multiplies in several formats, or in none of 16 bits.
+def half_within(module: nn.Module, formats: set[torch.dtype], passes: Sequence[bool]) -> torch.dtype | None:
+    """Returns the format of 16 bits in which a layer with its own code multiplies. None for torch's layers, and where
+    a layer multiplies in several formats, in none of 16 bits, or passes no gradient, as a layer of positions.
 
     Args:
         formats: the formats in which the layer was seen to multiply.
+        passes: whether each of its outputs requires a gradient.
     """
-    return (
-        next(iter(formats)) if len(formats) == 1 and formats <= set(HALF) and not isinstance(module, MULTIPLY) else None
-    )
+    is_half = len(formats) == 1 and formats <= set(HALF)
+    return next(iter(formats)) if is_half and any(passes) and not isinstance(module, MULTIPLY) else None
 
 
 def as_operands(values: Any, half: torch.dtype) -> Any:
-    """Returns a nest of values with the real numbers in it rounded to ``half``. Their gradients are not rounded."""
+    """Returns a nest of the operands of a product with the real numbers in it rounded to ``half``. Their gradients are
+    not rounded. A product of constants stays as it is: nobody wants positions in 16 bits."""
+    if not any(isinstance(value, Tensor) and value.requires_grad for value in tree_leaves(values)):
+        return values
     return tree_map_only(Tensor, lambda t: _Rounded.apply(t, half) if t.is_floating_point() else t, values)
 
 

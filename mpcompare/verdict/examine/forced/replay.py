@@ -345,7 +345,7 @@ class Replay:
             if call is None or is_given:
                 return original(*args, **kwargs)
 
-            half = half_within(module, call.products)
+            half = half_within(module, call.products, call.passes)
 
             def layer(values: list[Any], params: Params) -> list[Any]:
                 # Copies, because a layer may write into its inputs. Torch's layers do so only if they say "inplace".

@@ -33,7 +33,7 @@ class ScaleChange:
 # Is given a scaler, the name of a method, a call that it makes, and the arguments; returns what the call returns.
 Looker = Callable[[Any, str, Callable[[], Any], Any], Any]
 _lookers: list[Looker] = []
-_replaced = ExitStack()  # of the methods that tell; it puts back those of the class
+_replaced = ExitStack()  # holds the replaced methods; it puts back the class's own
 
 
 def look(looker: Looker) -> None:

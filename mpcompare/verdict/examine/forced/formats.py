@@ -1,4 +1,4 @@
-"""The formats that a replayed network is told of."""
+"""The formats that a replayed network is told when it asks for one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from mpcompare.verdict.examine.forced.record import Call, is_real
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Numbers that a network makes on its way are of this dtype while it is entered."""
+    """While it is entered, numbers that a network makes on its way have this dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -21,9 +21,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def limits_as_recorded(call: Call, dtype: torch.dtype) -> Iterator[None]:
-    """Who asks for the limits of ``dtype``, as by ``torch.finfo(x.dtype).eps``, is told those of the format that the
-    inputs of a call had: with other limits a layer computes another function. Inputs of several formats do not tell
-    which it is."""
+    """While it is entered, ``torch.finfo`` of ``dtype`` returns the limits of the format that the inputs of a call had.
+    With other limits a layer would compute another function. Inputs of several formats change nothing."""
     formats = {value.dtype for value in call.inputs if is_real(value)}
     if len(formats) != 1:
         yield

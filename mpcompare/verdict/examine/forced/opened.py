@@ -1,9 +1,9 @@
-"""A call whose gradients are differentiated again, as those of a gradient penalty are.
+"""A call whose gradients are differentiated again, as by a gradient penalty.
 
 The functions of a forced call are hidden within one function of ours, and autograd does not look into that. Here they
-are a part of the graph: each operand and each result is only given the numbers that were recorded, and so is each
-gradient that arrives. The gradient of a gradient then goes through the derivatives of all functions, in float64. What
-arrives at a gradient from there was not recorded, and is the replay's own.
+are a part of the graph: each operand, each result and each gradient that arrives is only given the recorded numbers.
+The gradient of a gradient then goes through the derivatives of all functions, in float64. Nobody recorded what arrives
+at a gradient from there: it is the replay's own.
 """
 
 from collections.abc import Sequence
@@ -53,8 +53,8 @@ def _instead(value: Any, numbers: Any) -> Any:
 
 
 def _arrives(at: At, place: int, gradient: Tensor) -> Tensor:
-    """Compares a gradient, and returns one that goes on from the numbers that were recorded of it. At the output of the
-    network only the first is compared: the gradients of gradients that come to its last layer are none of the loss."""
+    """Compares a gradient, and returns a gradient that goes on from its recorded numbers. At the output of the network
+    only the first gradient is compared. Later ones come from gradients of gradients, and are not the loss's."""
     call, replay = at.call, at.replay
     replay.passing("backward")
     turn = at.turns.setdefault(torch._C._current_graph_task_id(), len(at.turns))

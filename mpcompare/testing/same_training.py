@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mpcompare import generators
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
+from mpcompare.verdict.examine.forced.arithmetic import Arithmetic
 from mpcompare.verdict.examine.forced.formats import default_dtype
 from mpcompare.verdict.examine.forced.kernels import Kernels
 from mpcompare.verdict.examine.forced.random_numbers import Fed
@@ -127,7 +128,7 @@ def _exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
         return {}
     seen, device = look.sums.spool.back(seen), next(look.network.parameters()).device
     network = as_it_was(look.network, seen, at).double()
-    replay = recorded_sum(seen, network, Derivatives(), Kernels()).new_replay(torch.float64, lambda *_: None)
+    replay = recorded_sum(seen, network, Derivatives(), Kernels()).new_replay(Arithmetic(torch.float64))
     replay.weights = Weights(network, torch.float64)
     kept = generators.kept(device), torch.enable_grad(), without_autocast()
     with kept[0], kept[1], kept[2], replay.weights, Fed(seen.record.drawn), default_dtype(torch.float64):

@@ -19,7 +19,7 @@ from mpcompare.dtypes import HALF
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.errors import gradient_error
-from mpcompare.verdict.examine.forced.call import Point
+from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
 from mpcompare.verdict.examine.forced.kernels import Kernels, functions_of
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Call, is_real
@@ -48,8 +48,8 @@ class RecordedSum(Recorded):
     # the errors of the kernels' gradients, where no other layer has a part in these
     own: dict[str, GradientError | None] = field(default_factory=dict)
 
-    def new_replay(self, *given: Any) -> "FromTheRoot":
-        return FromTheRoot(self, *given)
+    def new_replay(self, arithmetic: Arithmetic) -> "FromTheRoot":
+        return FromTheRoot(self, arithmetic)
 
 
 def recorded_sum(seen: Sum, network: nn.Module, derivatives: Derivatives, kernels: Kernels) -> RecordedSum:
@@ -74,19 +74,19 @@ class FromTheRoot(Replay):
     def whole(self, name: str, gradient: Tensor) -> None:
         """Compares the gradient that torch's own layers make with the exact one, and hands the gradient on."""
         kernels = self.step.kernels
-        if self.is_exact and name in kernels.grads and self.sums.sources[name] <= kernels.layers:
+        if self.arithmetic.is_exact and name in kernels.grads and self.sums.sources[name] <= kernels.layers:
             self.step.own[name] = gradient_error(kernels.grads[name], gradient)
         super().whole(name, gradient)
 
     def comes_to(self, call: Call, exact: Sequence[Tensor | None]) -> None:
         """Is told that backward comes to the output of a call. The loss scale is on the tape, and calls before one root
         may have one copy of a parameter in 16 bits."""
-        self.passing("backward")
+        self.arithmetic.passing("backward")
 
     def take(self, calls: list[Call]) -> float | None:
         """Plays the tape, with the derivatives of the user's own functions."""
         self.is_open = is_open(self.step.sum.tape)
-        with nullcontext() if self.is_open else self.step.derivatives.taken(self, self.is_exact):
+        with nullcontext() if self.is_open else self.step.derivatives.taken(self, self.arithmetic.is_exact):
             return self._take(calls)
 
     def _take(self, calls: list[Call]) -> float | None:
@@ -121,25 +121,25 @@ class FromTheRoot(Replay):
                 # A function that casts to 16 bits is rounded as a whole: the replay casts nothing.
                 is_short = not set(HALF).isdisjoint(event.dtypes) or "_to_copy" in event.within
                 self.loss_is_rounded |= bool(event.within)
-                self.passing("forward" if is_between or is_short else "loss")
-                self.whose("forward" if is_between else "", "")
+                self.arithmetic.passing("forward" if is_between or is_short else "loss")
+                self.arithmetic.whose("forward" if is_between else "", "")
                 within = () if is_between or is_short else event.within
                 self.play(event, values, is_short and not is_between, within)
                 result = event.results[0] if event.results else None
                 if event.labels is not None and event.scalar and result is not None:
                     losses.append((event, values[result]))
             else:
-                self.passing("loss")
+                self.arithmetic.passing("loss")
                 for _, value in losses:
                     value.retain_grad()
                 self.back(event, values)
                 if self.is_forcing:
                     self.sums.end_copies()
                 loss += event.loss
-                if self.is_exact:
+                if self.arithmetic.is_exact:
                     self.step.shares.extend((op, float(v.grad)) for op, v in losses if v.grad is not None)
                 losses = []
-                self.whose("", "")
+                self.arithmetic.whose("", "")
         coarse = any(set(op.dtypes) & set(HALF) for op in seen.ops)
         return loss if coarse else self.exact
 
@@ -155,8 +155,8 @@ class FromTheRoot(Replay):
         if self.latest is not None:  # the loop may have called the network in between, without gradients
             _move_buffers(self.network, self.latest.after, event.buffers)
         self.latest = event
-        self.passing("forward")
-        self.whose("forward", "")
+        self.arithmetic.passing("forward")
+        self.arithmetic.whose("forward", "")
         computed = {at: self._leaf(leaf, values) for at, leaf in event.given.items()}
         if any(getattr(call.inputs[at], "shape", None) != value.shape for at, value in computed.items()):
             raise NotReplayedError("a wrapper changes what the network is given")
@@ -173,7 +173,7 @@ class FromTheRoot(Replay):
             if layer in self.record.calls:
                 point = Point("input", layer, len(self.arrived.get(layer, ())), -place)
                 self.tell(point, other.numbers, value.detach(), other.numbers.dtype)
-            made[name] = Instead.apply(value, self.operand(other.numbers.to(value.dtype)))
+            made[name] = Instead.apply(value, self.arithmetic.operand(other.numbers.to(value.dtype)))
         return made
 
     @contextmanager
@@ -203,7 +203,7 @@ class FromTheRoot(Replay):
         exact = value.detach()
         self.tell(Point("output", inner.name, number, inner.place), inner.value, exact, inner.value.dtype)
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            moved = self.operand(inner.value.to(self.dtype)) - exact
+            moved = self.arithmetic.operand(inner.value.to(self.dtype)) - exact
         return value + moved
 
     def passed_on(self, name: str, outputs: list[Any]) -> None:
@@ -218,7 +218,7 @@ class FromTheRoot(Replay):
         if all(end.numel() == 1 for end in ends):
             self.exact += sum(float(end.detach()) for end in ends)
         if self.is_open:  # the gradients of gradients come first, at no output
-            self.passing("backward")
+            self.arithmetic.passing("backward")
         backward(ends, grads, self.is_open)
 
     def play(self, op: Op, values: dict[Slot, Tensor], rounds: bool = False, within: Collection[str] = ()) -> None:
@@ -236,23 +236,23 @@ class FromTheRoot(Replay):
             result = self._own(op.func, args)
         elif op.differentiates:
             self.loss_is_rounded = True
-            self.passing("backward")
+            self.arithmetic.passing("backward")
             result = op.func(*tree_map(self.weights.taken, args), **tree_map(self.weights.taken, kwargs))
-            self.passing("loss")
+            self.arithmetic.passing("loss")
         else:
             is_cast = op.func in CASTS or op.func is Tensor.double
-            with _Within(within, self.passing) if within else nullcontext():
+            with _Within(within, self.arithmetic.passing) if within else nullcontext():
                 result = args[0].to(self.dtype) if is_cast else op.func(*args, **kwargs)
         found = tree_flatten(result)[0]
         if (rounds or within) and op.writes is None:
             self._round_within(list(filter(is_real, found)), [leaf for leaf in leaves if is_real(leaf)])
         for slot, value, dtype in zip(op.results, found, op.dtypes, strict=True):
             if slot is not None:
-                is_stored = (dtype in HALF or (self.stores_all and is_real(value))) and op.writes is None
+                is_stored = (dtype in HALF or (self.arithmetic.stores_all and is_real(value))) and op.writes is None
                 # A value may be written into later, or a view of it. Then it must not be a view that a function of ours
                 # made, nor the base of such a view. A view has the numbers of its base, which are stored.
                 is_stored &= not (self.written and is_real(value) and value._is_view())
-                stored = _Stored.apply(value, self) if is_stored else value
+                stored = _Stored.apply(value, self.arithmetic) if is_stored else value
                 values[slot] = stored.clone() if is_stored and self.written else stored
 
     def _round_within(self, results: list[Tensor], given: list[Tensor]) -> None:
@@ -261,20 +261,20 @@ class FromTheRoot(Replay):
         above = {value.grad_fn._sequence_nr() for value in given if value.grad_fn is not None}
         nodes = [node for node in functions_of(results, above) if not hasattr(node, "variable")]
         for node in nodes if len(nodes) > 1 else ():
-            node.register_prehook(lambda _: self.passing("backward"))
-            node.register_hook(lambda _, __: self.passing("loss"))
+            node.register_prehook(lambda _: self.arithmetic.passing("backward"))
+            node.register_hook(lambda _, __: self.arithmetic.passing("loss"))
 
     def _own(self, function: type[Function], args: Any) -> Any:
         """Calls a function of the user's own, which may round each of its results as a layer does."""
-        self.passing("forward")
+        self.arithmetic.passing("forward")
         try:
             result = function.apply(*map(self.weights.taken, args))
         except Exception as error:
             raise NotInFloat64Error(function.__name__) from error
-        self.passing("loss")
+        self.arithmetic.passing("loss")
         for node in {value.grad_fn for value in tree_flatten(result)[0] if is_real(value)} - {None}:
-            node.register_prehook(lambda _: self.passing("backward"))
-            node.register_hook(lambda _, __: self.passing("loss"))
+            node.register_prehook(lambda _: self.arithmetic.passing("backward"))
+            node.register_hook(lambda _, __: self.arithmetic.passing("loss"))
         return result
 
     def _leaf(self, leaf: Any, values: dict[Slot, Tensor]) -> Any:
@@ -326,15 +326,15 @@ class _Stored(torch.autograd.Function):
     """A number that the loop kept in 16 bits, and its gradient; or a number of any format, whose terms are counted."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, replay: FromTheRoot) -> Tensor:
-        ctx.replay, ctx.value = replay, value.detach() if replay.stores_all else None
-        return replay.stored(value).view_as(value)
+    def forward(ctx: Any, value: Tensor, arithmetic: Arithmetic) -> Tensor:
+        ctx.arithmetic, ctx.value = arithmetic, value.detach() if arithmetic.stores_all else None
+        return arithmetic.stored(value).view_as(value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         if ctx.value is not None:
-            ctx.replay.squares += float((ctx.value * grad.detach()).abs().square().sum())
-        return Instead.apply(grad, ctx.replay.stored(grad.detach())), None
+            ctx.arithmetic.squares += float((ctx.value * grad.detach()).abs().square().sum())
+        return Instead.apply(grad, ctx.arithmetic.stored(grad.detach())), None
 
 
 def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module:

@@ -23,7 +23,7 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine import oracle
 from mpcompare.verdict.examine.forced.places import ELEMENTS, FEW
 from mpcompare.verdict.examine.forced.roundings import in_operations
-from mpcompare.verdict.examine.forced.step import SAMPLES
+from mpcompare.verdict.examine.forced.samples import SAMPLES
 from mpcompare.verdict.examine.rounding import ROWS, first_rows_are_independent
 
 LIBRARIES = 50 << 20  # bytes of torch's libraries that the oracle's process touches when it computes its first step

@@ -23,6 +23,8 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.draws import seed_step
 from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.text import CharGpt, CharLstm
+from mpcompare.verdict.examine.forced import step
+from mpcompare.verdict.examine.forced.arithmetic import Arithmetic
 from mpcompare.verdict.examine.forced.call import factor_of
 from mpcompare.verdict.examine.forced.choices import in_backward
 from mpcompare.verdict.examine.forced.known import KnownLayers
@@ -31,7 +33,8 @@ from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted, NotRepla
 from mpcompare.verdict.examine.forced.record import OUTPUT
 from mpcompare.verdict.examine.forced.recorder import Recorder, recorded
 from mpcompare.verdict.examine.forced.replay import Recorded, Replay
-from mpcompare.verdict.examine.forced.step import MOST, compared_with_the_replay
+from mpcompare.verdict.examine.forced.samples import MOST
+from mpcompare.verdict.examine.forced.step import compared_with_the_replay
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.layers import checks as layer_checks
 from mpcompare.verdict.judge.layers import doubt
@@ -506,7 +509,7 @@ def test_a_gradient_that_cancels_is_seen_where_its_terms_were_recorded():
 
 def test_roundings_of_a_kernel_are_known_where_a_part_of_it_is_used(monkeypatch):
     # As on a CPU with kernels for 16 bits. Without such kernels a convolution is summed in 16 bits, which rounds more.
-    monkeypatch.setattr(Replay, "convolves_in", staticmethod(lambda storage, device: torch.float32))
+    monkeypatch.setattr(step, "convolves_in", lambda storage, device: torch.float32)
     wide = nn.Sequential(nn.Flatten(), nn.Linear(784, 96), nn.Unflatten(1, (96, 1, 1)), nn.Conv2d(96, 96, 3, padding=1))
     network = Network("one pixel", "here", lambda: nn.Sequential(*wide, nn.Flatten(), nn.Linear(96, 10)), gray)
     first = layers_of(subject_of(network, "bf16", Amp), "amp").findings.replays["first"]
@@ -594,8 +597,8 @@ def test_a_replay_is_freed_when_it_is_over():
     made = []
 
     class Watched(Recorded):
-        def new_replay(self, *args):
-            made.append(weakref.ref(replay := super().new_replay(*args)))
+        def new_replay(self, arithmetic):
+            made.append(weakref.ref(replay := super().new_replay(arithmetic)))
             return replay
 
     step = Watched(record, network, F.cross_entropy, [(x, y)], 0.0, grads, 1.0, {})
@@ -622,11 +625,12 @@ def test_between_forward_and_backward_a_replay_holds_what_its_layers_saved_and_n
         F.cross_entropy(network(x), y).backward()
     grads = {}
 
-    def keep(point, seen, exact, dtype):
-        if point.kind == "parameter":
-            grads[point.layer] = exact
+    class Keeps(Arithmetic):
+        def compare(self, point, seen, exact, dtype):
+            if point.kind == "parameter":
+                grads[point.layer] = exact
 
-    Replay(Recorded(record, network, loss_fn, [(x, y)], 0.0, {}, 1.0, {}), torch.float64, keep).run()
+    Replay(Recorded(record, network, loss_fn, [(x, y)], 0.0, {}, 1.0, {}), Keeps(torch.float64)).run()
     assert [round(bytes_held / (8 * rows * width)) for bytes_held in held] == [2]  # the results of ReLU and of Tanh
     wrong = {name: (grads[name] - p.grad).norm() / p.grad.norm() for name, p in network.named_parameters()}
     assert max(wrong.values()) < 2.0**-20
@@ -673,10 +677,14 @@ def test_a_result_that_somebody_else_reads_stays(dtype):
     x, y = torch.randn(16, 8), torch.arange(16) % 10
     with recorded(network) as record:
         F.cross_entropy(network(x), y).backward()
-    far = lambda seen, exact: float((seen - exact).norm() / exact.norm())  # noqa: E731
+
+    class Compares(Arithmetic):
+        def compare(self, point, seen, exact, dtype):
+            compared.append(float((seen - exact).norm() / exact.norm()))
+
     grads = {name: p.grad for name, p in network.named_parameters()}
     step = Recorded(record, network, F.cross_entropy, [(x, y)], 0.0, grads, 1.0, {})
-    Replay(step, dtype, lambda *at: compared.append(far(*at[1:3]))).run()
+    Replay(step, Compares(dtype)).run()
     assert len(compared) > 10
     assert max(each for each in compared if each == each) < 2.0**-18
 

@@ -8,9 +8,8 @@ from support.mutations import layers_of, subject_of
 from torch import nn
 
 from mpcompare.backends.amp import Amp
-from mpcompare.verdict.examine.forced import step as forced_step
+from mpcompare.verdict.examine.forced import samples, step
 from mpcompare.verdict.examine.forced.known import KnownLayers
-from mpcompare.verdict.examine.forced.replay import Replay
 
 
 class Products(nn.Module):
@@ -38,8 +37,8 @@ class Others(nn.Module):
         return self.last(self.twice(self.twice(x))[:, 0] + self.last.weight[0])
 
 
-def gray(samples):
-    return images(28, 1, samples)
+def gray(number):
+    return images(28, 1, number)
 
 
 @pytest.fixture
@@ -50,9 +49,9 @@ def known(monkeypatch):
         made.append(KnownLayers(*args))
         return made[-1]
 
-    monkeypatch.setattr(forced_step, "KnownLayers", make)
+    monkeypatch.setattr(step, "KnownLayers", make)
     # As on a CPU with kernels for 16 bits. Without such kernels convolutions are computed, because their sums round.
-    monkeypatch.setattr(Replay, "convolves_in", staticmethod(lambda storage, device: torch.float32))
+    monkeypatch.setattr(step, "convolves_in", lambda storage, device: torch.float32)
     return made
 
 
@@ -63,8 +62,8 @@ def replayed(network, precision="bf16"):
 
 @pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16"]))
 def test_samples_of_known_products_are_as_those_that_are_computed(precision, known, monkeypatch):
-    monkeypatch.setattr(forced_step, "SAMPLES", 64)
-    monkeypatch.setattr(forced_step, "MOST", 64)
+    monkeypatch.setattr(samples, "SAMPLES", 64)
+    monkeypatch.setattr(samples, "MOST", 64)
     found = replayed(Products, precision)
     assert set(known[0].params) == {"conv", "grouped", "hidden", "last"}
     monkeypatch.setattr(KnownLayers, "__contains__", lambda self, layer: False)

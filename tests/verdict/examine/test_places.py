@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.examine.forced.call import Point
+from mpcompare.verdict.examine.forced.arithmetic import Point
 from mpcompare.verdict.examine.forced.places import FEW, Errors, Some
 from mpcompare.verdict.examine.forced.roundings import Roundings
 

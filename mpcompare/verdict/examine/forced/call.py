@@ -5,7 +5,7 @@ A :class:`Replay` calls the functions here. It knows the record, and is told of 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mpcompare.dtypes import HALF
 from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
 from mpcompare.verdict.examine.forced.choices import in_backward
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
 from mpcompare.verdict.examine.forced.record import Call, is_real
@@ -24,29 +25,6 @@ from mpcompare.verdict.examine.oracle import MULTIPLY
 
 FEW = 4096  # elements of a parameter that tell whether a layer writes it
 PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
-
-
-class Point(NamedTuple):
-    """A place at which a replay is compared. ``kind`` is ``input``, ``output``, ``gradient`` (the gradient that arrives
-    at the output), ``back`` (the gradient that the layer passes down, which nobody recorded), ``parameter`` or
-    ``buffer``. At the last two ``layer`` is the name of the tensor. ``whole``: the output is the network's. ``turn`` is
-    the number of the backward pass through the call."""
-
-    kind: str
-    layer: str
-    call: int = 0
-    place: int = 0
-    whole: bool = False
-    turn: int = 0
-
-    @property
-    def name(self) -> str:
-        """The name of all points of its kind at its layer, as in ``Layers.places``."""
-        return f"{self.kind} {self.layer}"
-
-
-# Is given a point, the recorded tensor, the exact one, and the dtype in which the first was seen.
-Compare = Callable[[Point, Tensor, Tensor, torch.dtype], None]
 
 
 def is_torchs(module: nn.Module) -> bool:
@@ -77,6 +55,7 @@ class At:
 
     def __post_init__(self) -> None:
         self.turns: dict[int, int] = {}  # by the number of a backward pass how many came to the call before
+        self.arithmetic: Arithmetic = self.replay.arithmetic
 
     def given(self, xs: Sequence[Any]) -> None:
         """Compares what arrives at a layer.
@@ -103,7 +82,7 @@ class At:
                     Point("output", self.name, self.number, place, not is_layer), recorded, exact, recorded.dtype
                 )
         if is_layer:
-            replay.passing("backward" if in_backward() else "forward")
+            self.arithmetic.passing("backward" if in_backward() else "forward")
         passed = [_as(recorded, replay.dtype) for recorded in call.outputs]
         if call.rectified:  # below 0 the replay's own: relu makes 0 of it
             passed = [torch.where(z > 0, z, y.detach().clamp(max=0)) for z, y in zip(passed, results, strict=True)]
@@ -111,7 +90,7 @@ class At:
         rounds = [
             passes or (is_real(y) and y.dtype in HALF) for y, passes in zip(call.outputs, call.passes, strict=True)
         ]
-        return [replay.operand(p) if each else p for p, each in zip(passed, rounds, strict=True)]
+        return [self.arithmetic.operand(p) if each else p for p, each in zip(passed, rounds, strict=True)]
 
     def arrives(self, place: int, seen: Tensor | None, right: Tensor, turn: int = 0) -> Tensor:
         """Compares the gradient that arrives at an output, and returns the one that is taken.
@@ -121,11 +100,11 @@ class At:
             right: the exact one.
             turn: the number of the backward pass through the call.
         """
-        replay, is_layer = self.replay, isinstance(self, ForcedLayer)
+        replay, arithmetic, is_layer = self.replay, self.arithmetic, isinstance(self, ForcedLayer)
         with _disable_current_modes():  # an operand is what it is: nothing rounds it
             numbers = torch.zeros_like(right) if seen is None else _as(seen, replay.dtype).div_(replay.factors[-1])
-            taken: Tensor = replay.operand(numbers)
-            taken = taken if replay.kept == 1 else taken * replay.kept
+            taken = arithmetic.operand(numbers)
+            taken = taken if arithmetic.kept == 1 else taken * arithmetic.kept
             taken = taken.to(self.dtype) if isinstance(self, ForcedLayer) else taken
         stored = self.call.outputs[place].dtype
         replay.tell(Point("gradient", self.name, self.number, place, not is_layer, turn), numbers, right, stored)
@@ -164,13 +143,13 @@ class ForcedLayer(At):
 
         def taken(t: Tensor) -> Tensor:
             with torch._C.DisableTorchFunction():  # this is no cast of the network
-                return replay.operand(self._recorded(t).to(dtype))
+                return self.arithmetic.operand(self._recorded(t).to(dtype))
 
         values = [taken(v).requires_grad_() if is_real(v) else v for v in self.call.inputs]
         params = {}
         for name, p in self.module.named_parameters():
             operand = replay.weights.cast(p, self._stored(name), dtype)
-            params[name] = replay.operand(operand).requires_grad_(p.requires_grad)
+            params[name] = self.arithmetic.operand(operand).requires_grad_(p.requires_grad)
         return values, params
 
     def free(self, values: Sequence[Any], params: Params) -> None:
@@ -181,9 +160,9 @@ class ForcedLayer(At):
     def fill(self, values: Sequence[Any], params: Params) -> None:
         """Puts their numbers back."""
         for value, recorded in self._copies(values):
-            fill(value, self._recorded(recorded), self.replay.operand)
+            fill(value, self._recorded(recorded), self.arithmetic.operand)
         for name, p in self.module.named_parameters():
-            fill(params[name], self.replay.weights.numbers(p, self._stored(name), self.moved), self.replay.operand)
+            fill(params[name], self.replay.weights.numbers(p, self._stored(name), self.moved), self.arithmetic.operand)
 
     def marks(self, params: Params) -> dict[str, tuple[int, float]]:
         """Returns marks of the parameters. A mark changes when the layer's forward writes the parameter. Torch's own
@@ -261,45 +240,46 @@ class Forced(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, token: Tensor, at: At, *xs: Any):  # type: ignore[no-untyped-def]
         ctx.set_materialize_grads(False)
-        ctx.at, replay, name, call = at, at.replay, at.name, at.call
+        ctx.at, replay, arithmetic, name, call = at, at.replay, at.arithmetic, at.name, at.call
         layer = at if isinstance(at, ForcedLayer) else None
-        replay.whose("", name)
+        arithmetic.whose("", name)
         if layer is None:
             ctx.values, ctx.params, ctx.results = list(xs), {}, list(xs)
         else:
             at.given(xs)
-            if name in replay.known:
-                replay.known.forward(name)
-                return tuple(replay.operand(_as(y, replay.dtype)) for y in call.outputs)
+            if name in arithmetic.known:
+                arithmetic.known.forward(name)
+                return tuple(arithmetic.operand(_as(y, replay.dtype)) for y in call.outputs)
             ctx.values, ctx.params = layer.operands()
             if not any(call.passes):  # positions and masks are no quantities that a precision rounds
-                replay.passing("constant")
-            replay.whose("forward", name)
+                arithmetic.passing("constant")
+            arithmetic.whose("forward", name)
             marks = layer.marks(ctx.params)
             with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
                 ctx.results = layer.forward(ctx.values, ctx.params)
             written = {name for name, mark in layer.marks(ctx.params).items() if mark != marks[name]}
             written |= layer.copied()
-            replay.whose("", name)
+            arithmetic.whose("", name)
         passed = at.returns(ctx.results)
         untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
         if layer is not None:
             if not in_backward():  # if a checkpoint makes the operands again, backward needs them
                 layer.free(ctx.values, {name: p for name, p in ctx.params.items() if name not in written})
             ctx.mark_non_differentiable(*untracked)
-            replay.whose("forward", "")
+            arithmetic.whose("forward", "")
         ctx.results = [_place(y) if is_real(y) else None for y in ctx.results]
         return tuple(passed)
 
     @staticmethod
     def backward(ctx: Any, *arriving: Any):  # type: ignore[no-untyped-def]
-        replay, call, layer = ctx.at.replay, ctx.at.call, ctx.at if isinstance(ctx.at, ForcedLayer) else None
-        replay.whose("", ctx.at.name)
+        replay, arithmetic, call = ctx.at.replay, ctx.at.arithmetic, ctx.at.call
+        layer = ctx.at if isinstance(ctx.at, ForcedLayer) else None
+        arithmetic.whose("", ctx.at.name)
         exact = [None if g is None else replay._unscaled(g) for g in arriving]
         if layer is None:
             replay.comes_to(call, exact)
-        elif ctx.at.name in replay.known:
-            return (None,) * 2 + replay.known.backward(ctx.at, exact[0])
+        elif ctx.at.name in arithmetic.known:
+            return (None,) * 2 + arithmetic.known.backward(ctx.at, exact[0])
         if ctx.results is None:
             raise NotReplayedError(f"one backward comes to {ctx.at.name or 'the network'} several times")
         ends, grads, passed = [], [], dict[int, Tensor]()
@@ -313,16 +293,16 @@ class Forced(torch.autograd.Function):
                 grads.append(taken)
                 passed[place] = taken
         if layer is None:  # a network may return one tensor twice
-            replay.whose("backward", f"before {ctx.at.name}")
+            arithmetic.whose("backward", f"before {ctx.at.name}")
             return (None,) * 2 + tuple(passed.get(place) for place in range(len(ctx.values)))
         numbers = [v for v in ctx.values if is_real(v)]
         params = [p for p in ctx.params.values() if p.requires_grad]
         wanted = numbers + params
         layer.fill(ctx.values, ctx.params)
-        replay.whose("backward", ctx.at.name)
+        arithmetic.whose("backward", ctx.at.name)
         edges = list(map(get_gradient_edge, wanted))  # with edges torch takes no mode off: see ``backward``
         found = iter(torch.autograd.grad(ends, edges, grads, allow_unused=True) if ends else ())
-        replay.whose("", ctx.at.name)
+        arithmetic.whose("", ctx.at.name)
         back = tuple(_as(next(found, None), replay.dtype, copy=False) if is_real(v) else None for v in ctx.values)
         for place, g in enumerate(back):
             if g is not None:
@@ -332,7 +312,7 @@ class Forced(torch.autograd.Function):
         layer.free((), ctx.params)
         layer.add_gradients(ctx.params, found, grads)
         ctx.results = ctx.values = ctx.params = None
-        replay.whose("backward", f"before {ctx.at.name}")
+        arithmetic.whose("backward", f"before {ctx.at.name}")
         return (None,) * 2 + back
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpcompare.precision import FP16, Precision
-from mpcompare.verdict.examine.forced.call import Point
+from mpcompare.verdict.examine.forced.arithmetic import Point
 from mpcompare.verdict.examine.forced.places import Place
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call
 from mpcompare.verdict.examine.forced.replay import Replay
@@ -46,7 +46,7 @@ class Ranges(TorchDispatchMode):
         self.underflow: dict[str, float] = defaultdict(float)
 
     def whose(self, part: str, place: str) -> None:
-        """Is told whose operators come next: see ``Replay.whose``."""
+        """Is told whose operators come next: see ``Arithmetic.whose``."""
         if not part and "" in self.beyond:
             self._put(f"before {place}", self.beyond.pop(""))
         self.part, self.place = part, place

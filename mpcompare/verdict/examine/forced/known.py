@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.stored import Stored
-from mpcompare.verdict.examine.forced.call import PRODUCTS, At, Point, is_torchs
+from mpcompare.verdict.examine.forced.arithmetic import Point
+from mpcompare.verdict.examine.forced.call import PRODUCTS, At, is_torchs
 from mpcompare.verdict.examine.forced.record import Record, is_real
 from mpcompare.verdict.examine.forced.roundings import Roundings
 

@@ -22,16 +22,16 @@ from mpcompare.verdict.examine.forced.weights import Instead
 def passed_openly(at: At, xs: Sequence[Any]) -> list[Any]:
     """Compares what arrives at a call, and passes on what was recorded of it."""
     replay = at.replay
-    replay.whose("", at.name)
+    at.arithmetic.whose("", at.name)
     results = list(xs)
     if isinstance(at, ForcedLayer):
         at.given(xs)
         operands, params = at.operands()
         values = [_instead(x, operand) for x, operand in zip(xs, operands, strict=True)]
         own = {name: _instead(replay.weights.taken(p), params[name]) for name, p in at.module.named_parameters()}
-        replay.whose("forward", at.name)
+        at.arithmetic.whose("forward", at.name)
         results = at.forward(values, own)
-        replay.whose("", at.name)
+        at.arithmetic.whose("", at.name)
         _note(at)
     passed = [_instead(y, numbers) for y, numbers in zip(results, at.returns(results), strict=False)]
     # The derivative of a layer may use its result, as the derivative of tanh does. So the gradient of a gradient may
@@ -41,7 +41,7 @@ def passed_openly(at: At, xs: Sequence[Any]) -> list[Any]:
         if is_real(y) and y.requires_grad:
             y.register_hook(partial(_arrives, at, place))
     if isinstance(at, ForcedLayer):
-        replay.whose("forward", "")
+        at.arithmetic.whose("forward", "")
     return passed
 
 
@@ -55,8 +55,8 @@ def _instead(value: Any, numbers: Any) -> Any:
 def _arrives(at: At, place: int, gradient: Tensor) -> Tensor:
     """Compares a gradient, and returns a gradient that goes on from its recorded numbers. At the output of the network
     only the first gradient is compared. Later ones come from gradients of gradients, and are not the loss's."""
-    call, replay = at.call, at.replay
-    replay.passing("backward")
+    call = at.call
+    at.arithmetic.passing("backward")
     turn = at.turns.setdefault(torch._C._current_graph_task_id(), len(at.turns))
     if turn and not isinstance(at, ForcedLayer):
         return gradient

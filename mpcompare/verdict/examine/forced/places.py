@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.dtypes import HALF
-from mpcompare.verdict.examine.forced.call import Point
+from mpcompare.verdict.examine.forced.arithmetic import Point
 from mpcompare.verdict.examine.forced.roundings import Roundings
 from mpcompare.verdict.examine.numerics import CHUNK, chunks, dimensions, distance, finite_norm, stride_of
 from mpcompare.verdict.judge.errors import PlaceError, RoundingError

@@ -21,17 +21,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.contract import Batches
-from mpcompare.dtypes import HALF, dtype_name
 from mpcompare.instruments import fp32_products
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, half_of, is_torchs
+from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
+from mpcompare.verdict.examine.forced.call import At, Forced, ForcedLayer, factor_of, half_of, is_torchs
 from mpcompare.verdict.examine.forced.choices import Choosing, in_backward
 from mpcompare.verdict.examine.forced.formats import default_dtype, limits_as_recorded
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
 from mpcompare.verdict.examine.forced.hooks import HooksWithin
-from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.opened import passed_openly
 from mpcompare.verdict.examine.forced.own_products import half_within
 from mpcompare.verdict.examine.forced.random_numbers import Fed
@@ -50,41 +49,14 @@ class Replay:
     """A replay of one recorded step."""
 
     step: "Recorded"
-    dtype: torch.dtype  # the dtype in which the replay computes
-    compare: Compare  # is called at each point, and with each gradient of a parameter
-    # is told which part of a micro-batch begins: ``forward``, ``loss``, ``backward`` of the network; and of a layer
-    # that computes ``constant`` numbers
-    passing: Callable[[str], None] = lambda _: None
-    is_exact: bool = False  # whether its differences from the record are the errors
-    # the part of the loss scale that gradients keep on their way through the network: with all of it, the numbers of
-    # backward are as large as in the step
-    kept: float = 1.0
-    # The format of the precision; None: the replay rounds nothing. A cast of the network to another format of 16 bits
-    # is none of its roundings. An input of the network is an operand if its numbers have no more bytes: work on wider
-    # numbers, such as positions that autocast leaves in fp32, has no roundings of 16 bits.
-    storage: torch.dtype | None = None
-    # is given each operand of a layer, and of the work between layers, and returns the operand that is taken
-    operand: Callable[[Tensor], Tensor] = lambda operand: operand
-    # is given each number of 16 bits above the output of the network, and returns the number that is taken;
-    # ``stores_all``: each number of any format
-    stored: Callable[[Tensor], Tensor] = lambda value: value
-    stores_all: bool = False
-    # is given constants that the network casts, and the format of 16 bits, and returns the constants that are taken
-    cast: Callable[[Tensor, torch.dtype], Tensor] = lambda value, kind: value
-    # found with ``stores_all``: the sum of (v dL/dv)^2 over all numbers v above the output of the network
-    squares: float = 0.0
-    # is told whose operators come next: ``forward`` or ``backward``, and a layer, or ``before LAYER`` for the work
-    # between layers, empty where the layer is not known yet; or no part, and the layer that begins
-    whose: Callable[[str, str], None] = lambda part, place: None
-    # is given the sum over several uses of a copy of a parameter after each use, and returns what is kept
-    summed: Callable[[Tensor], Tensor] = lambda part: part
-    known: KnownLayers | tuple[()] = ()  # the layers that are not computed again
+    arithmetic: Arithmetic
     choosing: Choosing = field(default_factory=Choosing)  # makes the choices of the step between layers
     is_forcing = False  # whether layers compare and pass on what was recorded
     is_open = False  # whether gradients are differentiated again, so that autograd must see the functions of all calls
     loss_is_rounded = False  # found when it has run: whether the loss is made of 16-bit numbers, and has more bits
 
     def __post_init__(self) -> None:
+        self.dtype = self.arithmetic.dtype
         self.network = in_dtype(self.step.network, self.dtype)
         self.record, self.scale = self.step.record, self.step.scale
 
@@ -100,8 +72,8 @@ class Replay:
         Raises:
             NotReplayedError: the network draws random numbers that the step did not draw.
         """
-        self.weights = Weights(self.network, self.dtype, self.storage, self.cast)
-        self.sums = GradientSums(self._calls_of_parameters(), self.weights.between, self.summed)
+        self.weights = Weights(self.network, self.dtype, self.arithmetic.storage, self.arithmetic.cast)
+        self.sums = GradientSums(self._calls_of_parameters(), self.weights.between, self.arithmetic.summed)
         self.arrived: dict[str, list[float]] = {}
         self.users: dict[str, set[str]] = {}  # by parameter the layers that use it between others
         self.in_fp32: dict[str, float] = {}  # by shift of a norm, or embedding, in fp32: its gradient's number of terms
@@ -120,7 +92,7 @@ class Replay:
             fp32_products.tf32(False),
             self._forcing(),
             self.weights,
-            Fed(self.record.drawn, self.operand, self.choosing),
+            Fed(self.record.drawn, self.arithmetic.operand, self.choosing),
             default_dtype(self.dtype),
         ):
             loss = self.take(calls)
@@ -140,8 +112,8 @@ class Replay:
         for call, y, share in zip(calls, targets, shares_of(self.step.loss_fn, targets), strict=True):
             part = self._loss(self._output_of(call), y) * share
             loss += part.item()
-            backward([part * self.kept], [None])
-            self.whose("", "")
+            backward([part * self.arithmetic.kept], [None])
+            self.arithmetic.whose("", "")
         return loss
 
     def _take_other_rows(self, calls: list[Call]) -> float | None:
@@ -159,13 +131,13 @@ class Replay:
         parts = zip(whole, targets, shares_of(self.step.loss_fn, targets), strict=True)
         loss = torch.stack([self._loss(y, target) * share for y, target, share in parts]).sum()
         self.in_parts = True
-        backward([loss * self.kept], [None])
-        self.whose("", "")
+        backward([loss * self.arithmetic.kept], [None])
+        self.arithmetic.whose("", "")
         return loss.item()
 
     def _output_of(self, call: Call) -> Any:
-        self.passing("forward")
-        self.whose("forward", "")
+        self.arithmetic.passing("forward")
+        self.arithmetic.whose("forward", "")
         return self.call(call)
 
     def _loss(self, output: Any, y: Any) -> Tensor:
@@ -188,46 +160,41 @@ class Replay:
         if not is_real(recorded):
             return recorded
         taken = recorded.to(self.dtype, copy=True)  # a network may write into its input
-        is_operand = self.storage is not None and recorded.dtype.itemsize <= self.storage.itemsize
-        return self.operand(taken) if is_operand else taken
+        storage = self.arithmetic.storage
+        is_operand = storage is not None and recorded.dtype.itemsize <= storage.itemsize
+        return self.arithmetic.operand(taken) if is_operand else taken
 
     def _backward(self, call: Call, output: Any) -> None:
         """Passes the gradients back that were recorded at the output of the network."""
         pairs = zip(tree_flatten(output)[0], call.gradients, strict=True)
-        ends = [(y, g.to(self.dtype) / self.scale * self.kept) for y, g in pairs if g is not None and y.requires_grad]
+        ends = [
+            (y, g.to(self.dtype) / self.scale * self.arithmetic.kept)
+            for y, g in pairs
+            if g is not None and y.requires_grad
+        ]
         if ends:
             backward([y for y, _ in ends], [g for _, g in ends])
-        self.whose("", "")
-
-    @staticmethod
-    def convolves_in(storage: torch.dtype, device: torch.device) -> torch.dtype:
-        """Returns the format in which torch sums convolutions. On a CPU for which oneDNN has no kernels in a format of
-        16 bits, torch adds up in 16 bits what a convolution passes down from each place of its kernel."""
-        if storage not in HALF or device.type != "cpu":
-            return torch.float32
-        name = f"_is_mkldnn_{dtype_name(storage)}_supported"
-        has_kernels = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, name)()
-        return torch.float32 if has_kernels else storage
+        self.arithmetic.whose("", "")
 
     def tell(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         """Compares at a point, and hides that work from the modes: it is no part of the step, and they are slow."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            self.compare(point, seen, exact, dtype)
+            self.arithmetic.compare(point, seen, exact, dtype)
 
     def _unscaled(self, grad: Tensor) -> Tensor:
         """Returns a gradient without the part of the loss scale that it keeps."""
-        if self.kept == 1:
+        if self.arithmetic.kept == 1:
             return grad
         with _disable_current_modes():
-            return grad / self.kept
+            return grad / self.arithmetic.kept
 
     def in_full(self, grad: Tensor) -> Tensor:
         """Returns a gradient in the dtype of the replay, without this part. At most one copy of it is made."""
         cast = grad.to(as_complex(self.dtype, grad))
-        if self.kept == 1 or cast is grad:  # two parameters may have one gradient
+        if self.arithmetic.kept == 1 or cast is grad:  # two parameters may have one gradient
             return self._unscaled(cast)
         with _disable_current_modes():
-            return cast.div_(self.kept)
+            return cast.div_(self.arithmetic.kept)
 
     def hand_on(self, gradients: Params) -> None:
         """Hands on gradients that are whole, and frees each of them."""
@@ -241,7 +208,7 @@ class Replay:
         grads = self.step.grads
         shown = grads[name] if name in grads else torch.zeros_like(gradient)
         exact = gradient if gradient.shape == shown.shape else in_part(gradient)
-        self.compare(Point("parameter", name), shown, exact, torch.float32)
+        self.arithmetic.compare(Point("parameter", name), shown, exact, torch.float32)
 
     def passed_on(self, name: str, outputs: list[Any]) -> None:
         """Is given the outputs of a layer with which the network goes on."""
@@ -306,7 +273,7 @@ class Replay:
 
     def comes_to(self, call: Call, exact: Sequence[Tensor | None]) -> None:
         """Is told that backward comes to the output of a call of the network, with the exact gradients there."""
-        self.passing("backward")
+        self.arithmetic.passing("backward")
         self.sums.end_copies()
         # Parts of one batch have one factor: a mean of means over unequal parts has a different factor in each.
         is_known = self.in_parts and len(self.factors) > 1
@@ -318,7 +285,7 @@ class Replay:
         number, call = self._next(OUTPUT, values)
         if call is None:
             return result
-        self.passing("loss")
+        self.arithmetic.passing("loss")
         return tree_unflatten(self._passed(At(self, part, number, call), values), spec)
 
     def _passed(self, at: At, values: list[Any], module: nn.Module | None = None) -> list[Any]:
@@ -419,8 +386,6 @@ class Recorded:
     scale: float  # the loss scale
     buffers: Mapping[str, Tensor]  # after the step
 
-    def new_replay(
-        self, dtype: torch.dtype, compare: Compare, passing: Callable[[str], None] = lambda _: None
-    ) -> Replay:
-        """Returns a new replay of the step. Its arguments are the arguments of :class:`Replay`."""
-        return Replay(self, dtype, compare, passing)
+    def new_replay(self, arithmetic: Arithmetic) -> Replay:
+        """Returns a new replay of the step."""
+        return Replay(self, arithmetic)

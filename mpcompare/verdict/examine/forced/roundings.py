@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mpcompare.dtypes import HALF
+from mpcompare.dtypes import HALF, dtype_name
 from mpcompare.precision import FP16, FP32, Precision
 from mpcompare.verdict.examine.numerics import chunks
 from mpcompare.verdict.examine.widened import values_of
@@ -66,6 +66,16 @@ def computed(func: Any, given: Any, result: Any) -> list[Tensor]:
     alone = ("norm" in name or "attention" in name) and not name.endswith("_backward")
     results = results[:1] if alone else results  # other results are statistics, which are kept in fp32
     return [value for value in results if isinstance(value, Tensor) and value.dtype in WHOLE]
+
+
+def convolves_in(storage: torch.dtype, device: torch.device) -> torch.dtype:
+    """Returns the format in which torch sums convolutions. On a CPU for which oneDNN has no kernels in a format of
+    16 bits, torch adds up in 16 bits what a convolution passes down from each place of its kernel."""
+    if storage not in HALF or device.type != "cpu":
+        return torch.float32
+    name = f"_is_mkldnn_{dtype_name(storage)}_supported"
+    has_kernels = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, name)()
+    return torch.float32 if has_kernels else storage
 
 
 def _is_word(value: Any) -> bool:

@@ -1,0 +1,174 @@
+"""The errors that a right step may have, found by replays whose numbers are rounded.
+
+A sample rounds the result of each operation. The differences of a few samples from the exact replay are the errors that
+roundings make. One more replay rounds each operand, and shows how large the terms of sums are.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from mpcompare.dtypes import HALF
+from mpcompare.instruments import heap
+from mpcompare.tasks.cast import NORMS, stays_in_fp32
+from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
+from mpcompare.verdict.examine.forced.call import is_torchs
+from mpcompare.verdict.examine.forced.known import KnownLayers
+from mpcompare.verdict.examine.forced.places import FP32, Errors
+from mpcompare.verdict.examine.forced.random_numbers import OtherPathError
+from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
+from mpcompare.verdict.examine.forced.replay import Recorded, Replay
+from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
+
+SAMPLES, MOST = 4, 12  # samples of roundings: more than a few if roundings are a large part of a tensor
+
+
+class RoundedResults(Arithmetic):
+    """Each result is rounded: a sample of the errors that a right step may have.
+
+    Attributes:
+        narrow, wide: the norms whose numbers all have 16 bits, and the norms and embeddings that are given fp32 alone.
+    """
+
+    def __init__(self, recorded: Recorded, errors: Errors, known: KnownLayers, storage: torch.dtype) -> None:
+        super().__init__(known.dtype)
+        self.errors, self.known, self.storage, self.roundings = errors, known, storage, known.roundings
+        self.narrow, self.wide = _norms_in_16_bits(recorded), _sums_in_fp32(recorded)
+        self._cancels_in, self._smallest = self.roundings.cancels_in, self.roundings.smallest
+
+    def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+        self.errors.sample(self.roundings, point, exact)
+
+    def passing(self, part: str) -> None:
+        self.roundings.passing(part)
+
+    def whose(self, part: str, place: str) -> None:
+        self.roundings.cancels_in = self.storage if place in self.narrow else self._cancels_in
+        # Within such a layer fp32 holds numbers that are too small for fp16, such as a variance.
+        self.roundings.smallest = 0.0 if part and place in self.wide else self._smallest
+
+    def operand(self, operand: Tensor) -> Tensor:
+        # The first call of a checkpoint has no gradients. It is rounded as the second, or a repeated call is not found.
+        return self.roundings.quantity(operand)
+
+    def stored(self, value: Tensor) -> Tensor:
+        return self.roundings.round_(value.clone())
+
+    def cast(self, constants: Tensor, kind: torch.dtype) -> Tensor:
+        return self.roundings.cast(constants, kind)
+
+    def summed(self, part: Tensor) -> Tensor:
+        return self.roundings.round_(part)
+
+
+class RoundedOperands(Arithmetic):
+    """Each operand is rounded: the errors of sums show how large their terms are.
+
+    Attributes:
+        squares: the sum of (v dL/dv)^2 over all numbers v above the output of the network.
+    """
+
+    stores_all = True
+
+    def __init__(self, dtype: torch.dtype, errors: Errors, roundings: Roundings, storage: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.errors, self.roundings, self.storage, self.squares = errors, roundings, storage, 0.0
+
+    def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+        self.errors.summed(point, exact, self.roundings.u)
+
+    def operand(self, operand: Tensor) -> Tensor:
+        return self.roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
+
+    def stored(self, value: Tensor) -> Tensor:
+        return self.operand(value)
+
+
+def take_samples(recorded: Recorded, errors: Errors, known: KnownLayers, storage: torch.dtype, loss: float) -> float:
+    """Finds how large roundings are at each point. A replay that sends rows to another expert is no sample. Returns the
+    error that roundings make in the exact ``loss``: twice the standard deviation of the samples' losses, because few
+    samples may be close by luck. It is 0 where nothing rounded is in it.
+
+    Args:
+        known: the layers that no sample computes, with the roundings of the samples.
+        storage: the format of the precision.
+
+    Raises:
+        OtherPathError: every replay sends rows to another expert.
+    """
+    heap.trim()  # the samples have tensors of the same sizes, and of other sizes than the exact replay
+    taken, other, roundings = 0, None, known.roundings
+    squares: list[float] = []
+    rounded = RoundedResults(recorded, errors, known, storage)
+    for roundings.sample in range(MOST):
+        if taken == SAMPLES and not errors.blind():
+            break
+        again = recorded.new_replay(rounded)
+        try:
+            with roundings, in_operations(recorded.network):
+                found = again.run()
+        except OtherPathError as error:
+            other = error
+            continue
+        taken += 1
+        if again.loss_is_rounded and found is not None and math.isfinite(found):
+            squares.append((found - loss) ** 2)
+        for name, b in statistics(again):
+            errors.sample(roundings, Point("buffer", name), b)
+    if not taken and other is not None:
+        raise other
+    return 2 * math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+
+
+def find_terms(recorded: Recorded, errors: Errors, known: KnownLayers, storage: torch.dtype) -> None:
+    """Finds the size of what is summed at each point, by the first replay that sends no rows to another expert.
+
+    Args:
+        known, storage: as in :func:`take_samples`.
+
+    Raises:
+        OtherPathError: every replay sends rows to another expert.
+    """
+    roundings, first = known.roundings, known.roundings.sample
+    for roundings.sample in range(first, first + MOST):
+        rounded = RoundedOperands(known.dtype, errors, roundings, storage)
+        again = recorded.new_replay(rounded)
+        try:
+            again.run()
+            break
+        except OtherPathError as error:
+            other = error
+    else:
+        raise other
+    errors.loss_noise = max(errors.loss_noise, 4 * FP32 * math.sqrt(rounded.squares))  # and numbers above the network
+    for name, b in statistics(again):
+        errors.summed(Point("buffer", name), b, roundings.u)
+
+
+def statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:
+    """Yields the buffers of real numbers as a replay leaves them, such as the running statistics of norms."""
+    yield from ((name, b) for name, b in replay.network.named_buffers() if b.is_floating_point())
+
+
+def _norms_in_16_bits(recorded: Recorded) -> set[str]:
+    """Returns the names of torch's own norms that had numbers of 16 bits alone. Torch keeps their statistics in 16
+    bits, too, and the gradient that they pass down is a small rest of rounded terms."""
+    found = set()
+    for name, calls in recorded.record.calls.items():
+        module = recorded.network.get_submodule(name) if name != OUTPUT else None
+        formats = [{*c.held.values(), *(v.dtype for v in (*c.inputs, *c.outputs) if is_real(v))} for c in calls]
+        if isinstance(module, NORMS) and is_torchs(module) and all(kinds <= set(HALF) for kinds in formats):
+            found.add(name)
+    return found
+
+
+def _sums_in_fp32(recorded: Recorded) -> set[str]:
+    """Returns the names of the norms and embeddings that were given numbers of fp32 alone."""
+    found = set()
+    for name, calls in recorded.record.calls.items():
+        given = {d for c in calls for d in (*c.held.values(), *(v.dtype for v in c.inputs if is_real(v)))}
+        if name != OUTPUT and given == {torch.float32} and stays_in_fp32(recorded.network.get_submodule(name)):
+            found.add(name)
+    return found

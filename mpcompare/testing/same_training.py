@@ -13,7 +13,6 @@ from mpcompare.verdict.examine.forced.formats import default_dtype
 from mpcompare.verdict.examine.forced.kernels import Kernels
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT
-from mpcompare.verdict.examine.forced.weights import Weights
 from mpcompare.verdict.examine.numerics import distance, finite_norm, same_bits
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching import watch
@@ -129,7 +128,6 @@ def _exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
     seen, device = look.sums.spool.back(seen), next(look.network.parameters()).device
     network = as_it_was(look.network, seen, at).double()
     replay = recorded_sum(seen, network, Derivatives(), Kernels()).new_replay(Arithmetic(torch.float64))
-    replay.weights = Weights(network, torch.float64)
     kept = generators.kept(device), torch.enable_grad(), without_autocast()
     with kept[0], kept[1], kept[2], replay.weights, Fed(seen.record.drawn), default_dtype(torch.float64):
         replay.take(seen.record.calls[OUTPUT])

@@ -163,7 +163,7 @@ class FromTheRoot(Replay):
         with self._keeping(event.inner, values):
             result = self.call(call, computed, event.part)
         self.weights.moved = moved
-        return self._output(result, event.part) if event.part and self.is_forcing else result
+        return self.output(result, event.part) if event.part and self.is_forcing else result
 
     def _others(self, event: Called, values: dict[Slot, Tensor]) -> Params:
         """Compares the parameters that the loop has computed for a call, and returns those that go on from its own."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mpcompare
-from mpcompare.verdict.examine.forced.call import is_torchs
+from mpcompare.verdict.examine.forced.own_products import is_torchs
 
 WIDTH = 16
 LOOP = replace(Loop(), updates=2, clip=None, batch=lambda: (torch.randn(32, 4), torch.randint(3, (32,))))

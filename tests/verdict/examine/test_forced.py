@@ -25,7 +25,6 @@ from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.text import CharGpt, CharLstm
 from mpcompare.verdict.examine.forced import step
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic
-from mpcompare.verdict.examine.forced.call import factor_of
 from mpcompare.verdict.examine.forced.choices import in_backward
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import Errors
@@ -33,6 +32,7 @@ from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted, NotRepla
 from mpcompare.verdict.examine.forced.record import OUTPUT
 from mpcompare.verdict.examine.forced.recorder import Recorder, recorded
 from mpcompare.verdict.examine.forced.replay import Recorded, Replay
+from mpcompare.verdict.examine.forced.rows import factor_of
 from mpcompare.verdict.examine.forced.samples import MOST
 from mpcompare.verdict.examine.forced.step import compared_with_the_replay
 from mpcompare.verdict.judge.check import Case

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.dtypes import HALF
@@ -17,24 +16,14 @@ from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
 from mpcompare.verdict.examine.forced.choices import in_backward
-from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
+from mpcompare.verdict.examine.forced.own_products import PRODUCTS, is_torchs
+from mpcompare.verdict.examine.forced.random_numbers import OtherPathError
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
 from mpcompare.verdict.examine.numerics import spread
 from mpcompare.verdict.examine.oracle import MULTIPLY
 
 FEW = 4096  # elements of a parameter that tell whether a layer writes it
-PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
-
-
-def is_torchs(module: nn.Module) -> bool:
-    """Returns whether the code of a layer is torch's own. The code of a subclass may be another."""
-    changed: set[str] = set()
-    for each in type(module).__mro__:
-        if each.__module__.startswith("torch.nn."):
-            return each is not nn.Module and not changed & {*dir(each), "weight", "bias"}
-        changed |= {name for name in vars(each) if not name.startswith("__")}
-    return False
 
 
 def half_of(module: nn.Module, call: Call) -> torch.dtype | None:
@@ -83,7 +72,7 @@ class At:
                 )
         if is_layer:
             self.arithmetic.passing("backward" if in_backward() else "forward")
-        passed = [_as(recorded, replay.dtype) for recorded in call.outputs]
+        passed = [numbers_in(recorded, replay.dtype) for recorded in call.outputs]
         if call.rectified:  # below 0 the replay's own: relu makes 0 of it
             passed = [torch.where(z > 0, z, y.detach().clamp(max=0)) for z, y in zip(passed, results, strict=True)]
         # Numbers of 16 bits without a gradient, such as keys for a queue, are rounded, too. Positions in fp32 are not.
@@ -102,7 +91,9 @@ class At:
         """
         replay, arithmetic, is_layer = self.replay, self.arithmetic, isinstance(self, ForcedLayer)
         with _disable_current_modes():  # an operand is what it is: nothing rounds it
-            numbers = torch.zeros_like(right) if seen is None else _as(seen, replay.dtype).div_(replay.factors[-1])
+            numbers = (
+                torch.zeros_like(right) if seen is None else numbers_in(seen, replay.dtype).div_(replay.factors[-1])
+            )
             taken = arithmetic.operand(numbers)
             taken = taken if arithmetic.kept == 1 else taken * arithmetic.kept
             taken = taken.to(self.dtype) if isinstance(self, ForcedLayer) else taken
@@ -234,127 +225,6 @@ class ForcedLayer(At):
                 yield value, recorded
 
 
-class Forced(torch.autograd.Function):
-    """Compares what arrives at a call with the record, and passes on the record, forward and backward."""
-
-    @staticmethod
-    def forward(ctx: Any, token: Tensor, at: At, *xs: Any):  # type: ignore[no-untyped-def]
-        ctx.set_materialize_grads(False)
-        ctx.at, replay, arithmetic, name, call = at, at.replay, at.arithmetic, at.name, at.call
-        layer = at if isinstance(at, ForcedLayer) else None
-        arithmetic.whose("", name)
-        if layer is None:
-            ctx.values, ctx.params, ctx.results = list(xs), {}, list(xs)
-        else:
-            at.given(xs)
-            if name in arithmetic.known:
-                arithmetic.known.forward(name)
-                return tuple(arithmetic.operand(_as(y, replay.dtype)) for y in call.outputs)
-            ctx.values, ctx.params = layer.operands()
-            if not any(call.passes):  # positions and masks are no quantities that a precision rounds
-                arithmetic.passing("constant")
-            arithmetic.whose("forward", name)
-            marks = layer.marks(ctx.params)
-            with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
-                ctx.results = layer.forward(ctx.values, ctx.params)
-            written = {name for name, mark in layer.marks(ctx.params).items() if mark != marks[name]}
-            written |= layer.copied()
-            arithmetic.whose("", name)
-        passed = at.returns(ctx.results)
-        untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
-        if layer is not None:
-            if not in_backward():  # if a checkpoint makes the operands again, backward needs them
-                layer.free(ctx.values, {name: p for name, p in ctx.params.items() if name not in written})
-            ctx.mark_non_differentiable(*untracked)
-            arithmetic.whose("forward", "")
-        ctx.results = [_place(y) if is_real(y) else None for y in ctx.results]
-        return tuple(passed)
-
-    @staticmethod
-    def backward(ctx: Any, *arriving: Any):  # type: ignore[no-untyped-def]
-        replay, arithmetic, call = ctx.at.replay, ctx.at.arithmetic, ctx.at.call
-        layer = ctx.at if isinstance(ctx.at, ForcedLayer) else None
-        arithmetic.whose("", ctx.at.name)
-        exact = [None if g is None else replay._unscaled(g) for g in arriving]
-        if layer is None:
-            replay.comes_to(call, exact)
-        elif ctx.at.name in arithmetic.known:
-            return (None,) * 2 + arithmetic.known.backward(ctx.at, exact[0])
-        if ctx.results is None:
-            raise NotReplayedError(f"one backward comes to {ctx.at.name or 'the network'} several times")
-        ends, grads, passed = [], [], dict[int, Tensor]()
-        for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
-            if g is None and recorded is None:
-                continue
-            right = replay.zero.new_zeros(call.outputs[place].shape) if g is None else g
-            taken = ctx.at.arrives(place, recorded, right)
-            if end is not None:
-                ends.append(end)
-                grads.append(taken)
-                passed[place] = taken
-        if layer is None:  # a network may return one tensor twice
-            arithmetic.whose("backward", f"before {ctx.at.name}")
-            return (None,) * 2 + tuple(passed.get(place) for place in range(len(ctx.values)))
-        numbers = [v for v in ctx.values if is_real(v)]
-        params = [p for p in ctx.params.values() if p.requires_grad]
-        wanted = numbers + params
-        layer.fill(ctx.values, ctx.params)
-        arithmetic.whose("backward", ctx.at.name)
-        edges = list(map(get_gradient_edge, wanted))  # with edges torch takes no mode off: see ``backward``
-        found = iter(torch.autograd.grad(ends, edges, grads, allow_unused=True) if ends else ())
-        arithmetic.whose("", ctx.at.name)
-        back = tuple(_as(next(found, None), replay.dtype, copy=False) if is_real(v) else None for v in ctx.values)
-        for place, g in enumerate(back):
-            if g is not None:
-                passed = replay._unscaled(g)
-                replay.tell(Point("back", ctx.at.name, ctx.at.number, place), passed, passed, torch.float32)
-        del params, wanted
-        layer.free((), ctx.params)
-        layer.add_gradients(ctx.params, found, grads)
-        ctx.results = ctx.values = ctx.params = None
-        arithmetic.whose("backward", f"before {ctx.at.name}")
-        return (None,) * 2 + back
-
-
-def _place(result: Tensor) -> Tensor | GradientEdge | None:
-    """Returns the place of a result in autograd's graph, so that its numbers may be freed; None where it requires no
-    gradient."""
-    if not result.requires_grad:
-        return None
-    return result if result.is_leaf else get_gradient_edge(result)
-
-
-def _itself(saved: Tensor) -> Tensor:
-    """Stands in the place of a checkpoint's hooks within a layer. The layer has a graph of its own, and for each
-    backward through another graph a checkpoint computes all of its layers once more."""
-    return saved
-
-
-def factor_of(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None], known: Sequence[float]) -> float:
-    """Returns the factor by which a backend multiplies its gradients at the output of the network. It is the first of
-    the ``known`` ones, unless another factor at least halves the errors: a backend need not say by which factor it
-    multiplies and divides again. The gradients of the parameters tell whether it divides.
-
-    Args:
-        known: the loss scale, and the factors of earlier calls. The calls of one loss have one factor, though each call
-            shows it only within its own roundings.
-    """
-    both = zip(recorded, exact, strict=False)
-    pairs = [(g, e) for g, e in both if g is not None and e is not None]
-    with _disable_current_modes():
-        some = [(g.detach().double().flatten(), e.detach().double().flatten()) for g, e in pairs]
-        if not some:
-            return known[0]
-        seen, right = (torch.cat(each) for each in zip(*some, strict=True))
-        square = float(right @ right)
-        slope = float(seen @ right) / square if square else 0.0
-        # Few different numbers may all be rounded up, or all down: such an error is no factor.
-        u = max(torch.finfo(g.dtype).eps / 2 for g, _ in pairs)
-        if rounded := [f for f in known if abs(slope - f) <= u * abs(f)]:
-            return rounded[0]
-        rest = float((seen - slope * right).norm())
-        return next((f for f in known if not rest < float((seen - f * right).norm()) / 2), slope or known[0])
-
-
-def _as(recorded: Any, dtype: torch.dtype, copy: bool = True) -> Any:
+def numbers_in(recorded: Any, dtype: torch.dtype, copy: bool = True) -> Any:
+    """Returns a copy of a recorded tensor of real numbers in this dtype, and any other value itself."""
     return recorded.to(dtype, copy=copy) if is_real(recorded) else recorded

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.tasks.cast import STAY_IN_FP32
-from mpcompare.verdict.examine.forced.call import is_torchs
+from mpcompare.verdict.examine.forced.own_products import is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_real
 from mpcompare.verdict.examine.numerics import same_bits

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.stored import Stored
 from mpcompare.verdict.examine.forced.arithmetic import Point
-from mpcompare.verdict.examine.forced.call import PRODUCTS, At, is_torchs
+from mpcompare.verdict.examine.forced.call import At
+from mpcompare.verdict.examine.forced.own_products import PRODUCTS, is_torchs
 from mpcompare.verdict.examine.forced.record import Record, is_real
 from mpcompare.verdict.examine.forced.roundings import Roundings
 

@@ -1,4 +1,4 @@
-"""The products within layers of a network's own, whose operands are rounded to 16 bits before they are multiplied.
+"""Layers of torch's own and of the network's own, and the formats in which the latter multiply.
 
 Torch's layers of products return the format in which they multiply. A layer with code of its own, such as a router, may
 return any format. So the formats in which it multiplies are noted in the step, and a replay rounds the operands as the
@@ -17,6 +17,17 @@ from mpcompare.dtypes import HALF
 from mpcompare.verdict.examine.oracle import MULTIPLY
 
 OPERATORS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution")}
+PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
+
+
+def is_torchs(module: nn.Module) -> bool:
+    """Returns whether the code of a layer is torch's own. The code of a subclass may be another."""
+    changed: set[str] = set()
+    for each in type(module).__mro__:
+        if each.__module__.startswith("torch.nn."):
+            return each is not nn.Module and not changed & {*dir(each), "weight", "bias"}
+        changed |= {name for name in vars(each) if not name.startswith("__")}
+    return False
 
 
 def format_of(args: Any) -> torch.dtype | None:

@@ -1,12 +1,14 @@
-"""The rows of a batch that each call of the network was given, so that its loss can be replayed with their targets.
+"""The rows of a batch that each call of the network was given, and the factor of the gradients at its output.
 
-A backend may take the rows in another order, or in parts. The loss is still the loss of the whole batch.
+A backend may take the rows in another order, or in parts. The loss is still the loss of the whole batch, and it is
+replayed with the targets of the rows. A backend may also multiply the loss by a factor that it does not tell.
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.contract import Batches
 from mpcompare.tasks.batch import Batch, tensors_of
@@ -39,6 +41,32 @@ def rows_of(calls: Sequence[Call], batches: Batches) -> list[Tensor] | None:
     if not _close(theirs, ours[order]):
         return None
     return list(order.split([len(tensors[0]) for tensors in given]))
+
+
+def factor_of(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None], known: Sequence[float]) -> float:
+    """Returns the factor by which a backend multiplies its gradients at the output of the network. It is the first of
+    the ``known`` ones, unless another factor at least halves the errors: a backend need not say by which factor it
+    multiplies and divides again. The gradients of the parameters tell whether it divides.
+
+    Args:
+        known: the loss scale, and the factors of earlier calls. The calls of one loss have one factor, though each call
+            shows it only within its own roundings.
+    """
+    both = zip(recorded, exact, strict=False)
+    pairs = [(g, e) for g, e in both if g is not None and e is not None]
+    with _disable_current_modes():
+        some = [(g.detach().double().flatten(), e.detach().double().flatten()) for g, e in pairs]
+        if not some:
+            return known[0]
+        seen, right = (torch.cat(each) for each in zip(*some, strict=True))
+        square = float(right @ right)
+        slope = float(seen @ right) / square if square else 0.0
+        # Few different numbers may all be rounded up, or all down: such an error is no factor.
+        u = max(torch.finfo(g.dtype).eps / 2 for g, _ in pairs)
+        if rounded := [f for f in known if abs(slope - f) <= u * abs(f)]:
+            return rounded[0]
+        rest = float((seen - slope * right).norm())
+        return next((f for f in known if not rest < float((seen - f * right).norm()) / 2), slope or known[0])
 
 
 def _given(call: Call, x: Batch) -> list[Tensor]:

@@ -14,8 +14,8 @@ from mpcompare.dtypes import HALF
 from mpcompare.instruments import heap
 from mpcompare.tasks.cast import NORMS, stays_in_fp32
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
-from mpcompare.verdict.examine.forced.call import is_torchs
 from mpcompare.verdict.examine.forced.known import KnownLayers
+from mpcompare.verdict.examine.forced.own_products import is_torchs
 from mpcompare.verdict.examine.forced.places import FP32, Errors
 from mpcompare.verdict.examine.forced.random_numbers import OtherPathError
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real

@@ -102,7 +102,11 @@ def test_kernels_that_add_16_bits_to_fp32_are_counted():
     assert without.bytes < 0.9 * real
 
 
-@pytest.mark.parametrize("network", slow_after(1, NETWORKS))
+# Without a bf16 kernel an LSTM is computed operation by operation, and states are freed earlier than they are counted.
+INFERRED = [pytest.param(name, marks=BF16_LSTM) if name == "lstm" else name for name in NETWORKS]
+
+
+@pytest.mark.parametrize("network", slow_after(1, INFERRED))
 def test_count_of_inference_is_what_is_measured(network):
     task, batch = task_of(network, Sgd())
     recipe = BY_NAME["int8 inference"]

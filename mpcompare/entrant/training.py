@@ -1,5 +1,6 @@
 """The pass that trains, with every step recorded and checkpoints saved, and evaluates in the end."""
 
+import logging
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import asdict
@@ -11,20 +12,24 @@ import torch
 from mpcompare import generators
 from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, save
 from mpcompare.contract import Stepper
+from mpcompare.cost import step_flops
 from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import record_evaluation
 from mpcompare.entrant.monitor import Monitor
 from mpcompare.entrant.resume import what_is_trained
 from mpcompare.entrant.rows import Rows
+from mpcompare.entrant.setup import Setup
 from mpcompare.entrant.state import Entrant, Pass, Trained
 from mpcompare.fields import TrainingRecord
-from mpcompare.instruments import meter
+from mpcompare.instruments import meter, slow_products
 from mpcompare.numerals import short
 from mpcompare.precision import PRECISIONS
 from mpcompare.race.orders import Progress
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.midway import Midway
 from mpcompare.verdict.examine.moves import Digest
+
+log = logging.getLogger(__name__)
 
 WRITE_EVERY_S = 0.1  # steps are written at least this often
 
@@ -45,6 +50,7 @@ def checkpoint_of(stepper: Stepper, step: int, what_is_trained: Mapping[str, Any
 def take(entrant: Entrant) -> Pass[TrainingRecord]:
     """Needs ``setup`` and ``start``. Leaves ``stepper`` and ``trained``."""
     plan, setup, start, recorder = entrant.plan, entrant.setup, entrant.start, entrant.recorder
+    _warn_of_slow_products(setup)
     rss_before = meter.rss_bytes() if meter.reset_peak_rss() else None
     stepper = start.new_stepper()
     if plan.verdict.enabled:
@@ -77,6 +83,15 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
         test_loss=scores["test_loss"],
         test_accuracy=scores["test_accuracy"],
     )
+
+
+def _warn_of_slow_products(setup: Setup) -> None:
+    """Says if a step will take long because this CPU has no instructions for torch's 16-bit products."""
+    if setup.record.engine == "torch" and setup.device.type == "cpu":
+        x, y = next(setup.batches())[0]
+        flops = step_flops(setup.model, setup.task.loss_fn, x, y) or 0
+        if line := slow_products.warning(PRECISIONS[setup.record.precision].storage, setup.task.accumulate * flops):
+            log.warning(line)
 
 
 def _train(entrant: Entrant, rows: Rows, monitor: Monitor) -> Generator[Progress, Any, None]:

@@ -1,4 +1,4 @@
-"""Layers with code of their own that multiply, as a router does."""
+"""Products that no layer of torch's makes: in layers with code of their own, as in a router, and between layers."""
 
 import pytest
 import torch
@@ -31,10 +31,21 @@ class Cancelling(nn.Module):
             return F.linear(x.float(), self.weight.float()).to(x.dtype)
 
 
+class Between(Cancelling):
+    """Multiplies between two layers, as the experts of a mixture do."""
+
+    def __init__(self, wide):
+        super().__init__(wide)
+        self.after = nn.Tanh()
+
+    def forward(self, x):
+        return self.after(super().forward(x))
+
+
 class Routed(nn.Module):
-    def __init__(self, wide=False):
+    def __init__(self, wide=False, own=Cancelling):
         super().__init__()
-        self.first, self.own = nn.Linear(784, 32), Cancelling(wide)
+        self.first, self.own = nn.Linear(784, 32), own(wide)
 
     def forward(self, x):
         return self.own(self.first(x.flatten(1)).relu())
@@ -42,10 +53,11 @@ class Routed(nn.Module):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("wide", [False, True])
-def test_a_layer_of_the_networks_own_rounds_the_operands_of_its_products_as_the_step_did(precision, wide):
-    network = Network("routed", "torch", lambda: Routed(wide), lambda samples: images(28, 1, samples))
+@pytest.mark.parametrize(("own", "at"), [(Cancelling, "output own"), (Between, "input own.after")])
+def test_operands_of_products_are_rounded_as_the_step_did(own, at, precision, wide):
+    network = Network("routed", "torch", lambda: Routed(wide, own), lambda samples: images(28, 1, samples))
     amp = layers_of(subject_of(network, precision, Amp), "amp")
-    place = amp.findings.replays["first"].places["output own"]
+    place = amp.findings.replays["first"].places[at]
     assert place.error <= 2 * place.rounding
     assert not doubt(amp)
     run = layers_of(subject_of(network, precision, BACKENDS["master_weights"]), "run")

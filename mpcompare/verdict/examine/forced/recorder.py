@@ -95,10 +95,11 @@ class Recorder:
             self.record.hidden = self.record.hidden or f"{name or 'the network'} is called by a function of torch.func"
             return
         whole = self._is_whole(name)
-        if self.open:
-            self.open[-1] = None
         if self.whole:
             self.whole[-1].choices += self._choices
+            self.whole[-1].products |= self.open[-1].products if self.open and self.open[-1] else set()
+        if self.open:
+            self.open[-1] = None
         self._choices.clear()
         if torch.is_inference_mode_enabled():  # no part of a step
             return
@@ -114,7 +115,7 @@ class Recorder:
         self.open.append(call)
         if whole:
             held = {each: p.dtype for each, p in self.network.named_parameters()} if name else held
-            self.whole.append(replace(call, held=held, choices=[]))
+            self.whole.append(replace(call, held=held, choices=[], products=set()))
             self._counts.clear()
             self.before = {each: len(calls) for each, calls in self.record.calls.items()}
 
@@ -141,7 +142,8 @@ class Recorder:
     def chose(self, func: Any, args: Any, result: Any) -> None:
         """Is told of an operation that chooses, or multiplies. A checkpoint makes the choices of a layer once more."""
         if func._schema.name in OPERATORS:
-            if self.open and (call := self.open[-1]) is not None and (kind := format_of(args)) is not None:
+            kind, calls = format_of(args), [*self.open[-1:], *self.whole[-1:]]
+            if kind is not None and (call := next(filter(None, calls), None)) is not None:
                 call.products.add(kind)
             return
         if not self.whole or not self.open or in_backward() or (made := chosen(func, args, result)) is None:

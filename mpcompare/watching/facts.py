@@ -11,11 +11,10 @@ from mpcompare.dtypes import HALF, dtype_name
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.watching.between import moved_before, moved_between
-from mpcompare.watching.clipping import clipping_of
 from mpcompare.watching.events import Op
 from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.expecting import NOT_SEEN, by_value, one
-from mpcompare.watching.handing_on import rounded
+from mpcompare.watching.handing_on import clipping_of, rounded
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import PRODUCTS, Sum, Taken
 

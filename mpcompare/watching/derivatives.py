@@ -25,7 +25,7 @@ from mpcompare.generators import GeneratorStates
 from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
-from mpcompare.watching.own_functions import Ended, called, forward_of, has_context, leave, listen
+from mpcompare.watching.own_functions import Ended, called, forward_of, has_context, told
 
 STEP = 1e-4  # of a finite difference, relative to the size of the arguments: it makes an error of about 1e-8 in float64
 SAME = 2.0**-12  # derivatives are equal if their relative distance is no larger: half a unit of the last digit of fp16
@@ -69,12 +69,8 @@ class Derivatives:
             return plain.__get__(None, kind)(*map(replay.weights.taken, args), **kwargs)
 
         plain = vars(Function)["apply"]
-        listen(begins)
-        try:
-            with mock.patch.object(Function, "apply", classmethod(apply)):
-                yield
-        finally:
-            leave(begins)
+        with told(begins), mock.patch.object(Function, "apply", classmethod(apply)):
+            yield
 
     def _derived(
         self, forward: "_Forward", finds_out: bool, own: Sequence[Tensor | None], arrived: Sequence[Tensor | None]

@@ -5,6 +5,7 @@ Nothing that the loop computes is changed, and no error of the watch itself come
 
 import gc
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -50,22 +51,23 @@ class Look(TorchFunctionMode):
         self.derivatives = Derivatives()  # the derivatives of the user's own functions; the replays of the sums fill it
         self._before: HooksOn = {}  # the hooks on modules that the loop may call, before a call and after it
         self._after: HooksOn = {}
-        self._handles: list[RemovableHandle] = []  # the handles of hooks on layers with a fast path
+        self._put = ExitStack()  # takes off, at the end, everything that is put on
         self.on = self.entered = self._left = False  # on: whether it is under way
         self._inside = 0  # calls of the network under way
         self._fast = 0  # calls of layers with a fast path under way since the modes were left
         self._called: Called | None = None
-        self._stance: Any = None  # the stance of the compiler
 
     def start(self) -> None:
         """Puts the hooks on, and enters the modes."""
         if self.attached.eager:
-            self._stance = torch.compiler.set_stance("force_eager")
+            self._put.enter_context(torch.compiler.set_stance("force_eager"))
         if not self.attached.hides_layers:
-            own_functions.listen(self._own)
+            self._put.enter_context(own_functions.told(self._own))
+        self._put.callback(self.sums.calls.recorder.detach)
+        self._put.callback(self._put_on, [])
         self._put_on(self._called_by_the_loop())
-        self._handles = self._hooks_of_fast_paths()
-        scalers.look(self.steps.of_scaler)
+        self._look_at_fast_paths()
+        self._put.enter_context(scalers.told(self.steps.of_scaler))
         self.on = self.entered = True
         self._enter()
 
@@ -106,14 +108,7 @@ class Look(TorchFunctionMode):
         nothing. Modes cannot be left within backward: a caller that stops there stops again later."""
         if self.on:
             self.on = False
-            if self._stance is not None:
-                self._stance.__exit__(None, None, None)
-            self._put_on([])
-            self.sums.calls.recorder.detach()
-            for handle in self._handles:
-                handle.remove()
-            scalers.look_away(self.steps.of_scaler)
-            own_functions.leave(self._own)
+            self._put.close()
             self.sums.forget()
         if self.entered and self._is_on_top():
             self.entered = False
@@ -141,15 +136,12 @@ class Look(TorchFunctionMode):
         self.sums.calls.noted.__enter__()
         self.__enter__()
 
-    def _hooks_of_fast_paths(self) -> list[RemovableHandle]:
-        """Puts hooks on all modules if a layer outside the network has a fast path, and returns the hooks."""
+    def _look_at_fast_paths(self) -> None:
+        """Puts hooks on all modules if a layer outside the network has a fast path."""
         own = set(map(id, self.network.modules()))
-        if not any(issubclass(type(each), FAST) and id(each) not in own for each in gc.get_objects()):
-            return []
-        return [
-            register_module_forward_pre_hook(self._call_fast),
-            register_module_forward_hook(self._returned_fast, always_call=True),
-        ]
+        if any(issubclass(type(each), FAST) and id(each) not in own for each in gc.get_objects()):
+            self._put.enter_context(register_module_forward_pre_hook(self._call_fast))
+            self._put.enter_context(register_module_forward_hook(self._returned_fast, always_call=True))
 
     def _call_fast(self, module: nn.Module, args: Any) -> None:
         if isinstance(module, FAST) and (self._fast or (not torch.is_grad_enabled() and self._leave())):

@@ -20,21 +20,20 @@ _begun: list[list[Ended]] = []  # for functions whose context is set up by anoth
 _inside = [0]
 
 
-def listen(listener: Listener) -> None:
-    """Tells a listener of each call of a user's own function. The listener gets the function and its arguments before
-    the call. If it returns a function, this function gets node and result after the call."""
+@contextmanager
+def told(listener: Listener) -> Iterator[None]:
+    """Tells a listener of each call of a user's own function while it is entered. The listener gets the function and
+    its arguments before the call. If it returns a function, this function gets node and result after the call."""
     if not _listeners:
         for kind in _own(Function):
             _replace(kind)
     _listeners.append(listener)
-
-
-def leave(listener: Listener) -> None:
-    """Tells a listener of no more calls."""
-    if listener in _listeners:
+    try:
+        yield
+    finally:
         _listeners.remove(listener)
-    if not _listeners:
-        _replaced.close()
+        if not _listeners:
+            _replaced.close()
 
 
 def is_called() -> bool:
@@ -75,7 +74,7 @@ def _replace(kind: type[Function]) -> None:
     forward, with_context = forward_of(kind), has_context(kind)
     set_up = getattr(kind.setup_context, "plain", kind.setup_context)
 
-    def told(*given: Any) -> Any:
+    def call(*given: Any) -> Any:
         if torch.compiler.is_compiling() or is_called():
             return forward(*given)
         args = given[1:] if with_context else given
@@ -87,12 +86,12 @@ def _replace(kind: type[Function]) -> None:
             _end(given[0], result)
         return result
 
-    def told_context(context: Any, inputs: Any, output: Any) -> None:
+    def call_set_up(context: Any, inputs: Any, output: Any) -> None:
         set_up(context, inputs, output)
         if not torch.compiler.is_compiling() and not is_called():
             _end(context, output)
 
-    methods = {"forward": (told, forward)} | ({} if with_context else {"setup_context": (told_context, set_up)})
+    methods = {"forward": (call, forward)} | ({} if with_context else {"setup_context": (call_set_up, set_up)})
     for name, (method, plain) in methods.items():
         vars(method)["plain"] = plain  # a subclass may have the method of another class
         _replaced.enter_context(mock.patch.object(kind, name, staticmethod(method)))

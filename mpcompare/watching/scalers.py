@@ -4,8 +4,8 @@ A skipped step calls no hook of an optimizer that is not fused, so the scaler it
 """
 
 import functools
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -36,22 +36,22 @@ _lookers: list[Looker] = []
 _replaced = ExitStack()  # holds the replaced methods; it puts back the class's own
 
 
-def look(looker: Looker) -> None:
-    """Tells a looker of all scalers from now on."""
+@contextmanager
+def told(looker: Looker) -> Iterator[None]:
+    """Tells a looker of all scalers while it is entered. The last looker leaves the class as it was."""
     if not _lookers:
         for name in LOOKED_AT:
-            _replaced.enter_context(mock.patch.object(GradScaler, name, _told(name, getattr(GradScaler, name))))
+            _replaced.enter_context(mock.patch.object(GradScaler, name, _telling(name, getattr(GradScaler, name))))
     _lookers.append(looker)
+    try:
+        yield
+    finally:
+        _lookers.remove(looker)
+        if not _lookers:
+            _replaced.close()
 
 
-def look_away(looker: Looker) -> None:
-    """Tells a looker no more. The last one leaves the class as it was."""
-    _lookers.remove(looker)
-    if not _lookers:
-        _replaced.close()
-
-
-def _told(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _telling(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(scaler: Any, *args: Any, **kwargs: Any) -> Any:
         call: Callable[[], Any] = functools.partial(original, scaler, *args, **kwargs)

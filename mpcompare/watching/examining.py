@@ -20,15 +20,14 @@ from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes, of_all
 from mpcompare.verdict.examine.layers import of_a_channel, rows_of_weights
-from mpcompare.verdict.examine.numerics import norm_of
-from mpcompare.verdict.examine.seen import Remembered, Seen
+from mpcompare.verdict.examine.seen import Seen
 from mpcompare.verdict.examine.update_rule import digits
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers
 from mpcompare.watching.events import Op, Root
 from mpcompare.watching.looking import Look
 from mpcompare.watching.replaying import NotInFloat64Error, as_it_was, recorded_sum, without_autocast
-from mpcompare.watching.rules import COARSE, Rule, is_by_name, remembered, rules_of
+from mpcompare.watching.rules import COARSE, Rule, is_by_name, rules_of, update_of
 from mpcompare.watching.steps import Sum, Taken
 
 
@@ -221,12 +220,10 @@ def _errors(
     found: dict[str, UpdateError] = {}
     moments: Moments = {}
     for name in names:
-        settings, dtype = step.settings[name], step.dtypes[name]
+        dtype = step.dtypes[name]
         after = {kind: v for kind, v in step.state_after[name].items() if isinstance(v, Tensor) and v.dim()}
         replay = rule.replay(dtype, {dtype_name(v.dtype) for v in after.values()})
-        given, known = {name: step.given[name]}, remembered(step.state[name], name, settings)
-        seen = Seen(step.before, step.after, given, float(settings["lr"]), known)
-        found |= update_errors(replay, seen, compute, COARSE.get(dtype, 1.0))
+        found |= update_errors(replay, update_of(step, [name]), compute, COARSE.get(dtype, 1.0))
         for kind, (value, magnitude) in replay.kept(f"{name} 0").items():
             if kind in after and step.state[name]:  # without a state before, the first update says nothing of the rule
                 error = (after[kind].double() - value).abs_()
@@ -241,24 +238,6 @@ def _mistakes(wrong: Sequence[Wrong], compute: torch.dtype) -> dict[str, KnownMi
         names = [n for n in names if step.dtypes[n] == "fp32"]
         if rule.known is None or not names:
             continue
-        update = _update(step, number, names)
         task = Task(nn.Identity, "mse", rule.known, batch_size=1)
-        found.append(known_mistakes(task, [update], compute))
+        found.append(known_mistakes(task, [update_of(step, names, number).in_part()], compute))
     return of_all(found) or ({"": KnownMistake("", math.inf)} if wrong else {})
-
-
-def _update(step: Taken, number: int, names: Sequence[str]) -> Seen:
-    each = [remembered(step.state[n], n, step.settings[n]) for n in names]
-    tensors: dict[str, dict[str, Tensor]] = {}
-    for one in each:
-        for kind, of_kind in one.tensors.items():
-            tensors.setdefault(kind, {}).update(of_kind)
-    count = max(one.updates for one in each)
-    lr = float(step.settings[names[0]]["lr"])
-    given = {n: step.given[n] for n in names}
-    raw = {n: step.raw.get(n, step.given[n]) for n in names}
-    before, after = ({n: side[n] for n in names} for side in (step.before, step.after))
-    known = Remembered(tensors, count)
-    norm, scale = norm_of(given), step.scale
-    seen = Seen(before, after, given, lr, known, grads=raw, scale=scale, number=count, steps=number, clipped_norm=norm)
-    return seen.in_part()

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, cast
@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from mpcompare.errors import InputError
 from mpcompare.tasks.any_optimizer import OwnReplay, fault_of
 from mpcompare.tasks.optimizers import OF_TORCH, Adam, AdamW, Coarse, Optimizer, Sgd, UpdateReplay
-from mpcompare.verdict.examine.seen import Remembered
+from mpcompare.verdict.examine.numerics import norm_of
+from mpcompare.verdict.examine.seen import Remembered, Seen
 from mpcompare.verdict.examine.widened import Widened
+from mpcompare.watching.steps import Taken
 
 # Words in the names of optimizers that are neither Adam nor SGD, such as NAdam, AdamP and SGDScheduleFree.
 OTHERS = {"N", "R", "Q", "P", "K", "Y", "Mini", "Bound", "Schedule", "Free", "Prodigy"}
@@ -110,8 +112,21 @@ def is_by_name(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) ->
     return is_one and not others
 
 
-def remembered(state: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> Remembered:
-    """Returns what an optimizer remembers of one parameter, in the examination's terms."""
-    tensors = {kind: {name: v} for kind, v in state.items() if isinstance(v, Tensor) and kind != "step"}
-    count = state.get("step", settings.get("step", 0))
-    return Remembered(tensors, int(count) if isinstance(count, (int, float, Tensor)) else 0)
+def update_of(step: Taken, names: Sequence[str], steps: int = 0) -> Seen:
+    """Returns the update of some parameters of one group, in the examination's terms.
+
+    Args:
+        steps: how many steps of the optimizer were seen before.
+    """
+    before, after, given = ({n: side[n] for n in names} for side in (step.before, step.after, step.given))
+    raw = {n: step.raw.get(n, g) for n, g in given.items()}
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for name in names:
+        for kind, value in step.state[name].items():
+            if isinstance(value, Tensor) and kind != "step":
+                tensors.setdefault(kind, {})[name] = value
+    counts = [step.state[n].get("step", step.settings[n].get("step", 0)) for n in names]
+    count = max(int(c) if isinstance(c, (int, float, Tensor)) else 0 for c in counts)
+    lr, known = float(step.settings[names[0]]["lr"]), Remembered(tensors, count)
+    norm, scale = norm_of(given), step.scale
+    return Seen(before, after, given, lr, known, grads=raw, scale=scale, number=count, steps=steps, clipped_norm=norm)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -9,12 +10,11 @@ from torch import Tensor
 from mpcompare.clipping import USUAL_NORMS, factor_of_norm
 from mpcompare.numerals import short
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
-from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching.defect import Defect
 from mpcompare.watching.handing_on import SAME, HandedOn, handed_on
 from mpcompare.watching.looking import Look
-from mpcompare.watching.steps import Taken
+from mpcompare.watching.steps import Taken, in_turn, moved
 
 ADDS = ("add", "sub", "lerp")  # parts of the names of functions that add something to a gradient
 LOST = 0.5  # a tensor does not train as it should if more of the squares of its gradients are 0
@@ -49,12 +49,12 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
                 because = f"the loss is multiplied by {factor:g} {where} ({op.line}), where the loss scale is "
                 because += f"{taken.scale:g}: {str(op.dtypes[0]).removeprefix('torch.')} does not hold that"
                 yield Defect("loss scale", "", because)
-    moved = [n for n in taken.before if not same_bits(taken.before[n], taken.after[n])]
+    changed = moved(taken.before, taken.after)
     if taken.skipped:
-        if moved:
-            yield Defect("skip", moved[0], f"the scaler skipped step {number}, and the weights changed")
+        if changed:
+            yield Defect("skip", changed[0], f"the scaler skipped step {number}, and the weights changed")
         return
-    idle = [n for n in moved if n not in taken.given]
+    idle = [n for n in changed if n not in taken.given]
     if idle:
         yield Defect("unused parameter", idle[0], f"{listed(idle)} moved {where}, and had no gradient")
     if taken is next(each for each in look.taken if each.optimizer == taken.optimizer):
@@ -237,18 +237,14 @@ def of_skipped(taken: Sequence[Taken]) -> Iterator[Defect]:
 
 def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:
     """Yields steps that use the gradients of the step before, and steps of a network left in evaluation mode."""
-    last: dict[str, Taken] = {}
-    trained: bool | None = None
-    for number, step in enumerate(taken, start=1):
-        before = last.get(step.optimizer)
-        again = before is not None and not before.skipped and not step.skipped
-        same = before is not None and not step.in_backward and (step.sum is None or step.sum is before.sum)
-        if again and same and step.given and before is not None and _is_like(step, before):
+    for number, before, step in in_turn(taken):
+        again = not before.skipped and not step.skipped
+        same = not step.in_backward and (step.sum is None or step.sum is before.sum)
+        if again and same and step.given and _is_like(step, before):
             because = f"step {number} updates with the gradients of step {number - 1} once more: no backward came "
             yield Defect("update again", "", because + "between")
-        last[step.optimizer] = step
-        if step.sum is not None:
-            if trained and not step.sum.training:
-                because = f"the network is in evaluation mode from step {number} on, and was in training mode before"
-                yield Defect("state", "", because)
-            trained = step.sum.training
+    modes = [(number, step.sum.training) for number, step in enumerate(taken, start=1) if step.sum is not None]
+    for (_, trained), (number, trains) in pairwise(modes):
+        if trained and not trains:
+            because = f"the network is in evaluation mode from step {number} on, and was in training mode before"
+            yield Defect("state", "", because)

@@ -1,4 +1,5 @@
-"""Defects of updates, compared with the rule of their optimizer, and of the loss scale, compared with its policy."""
+"""Defects of updates, compared with the rule of their optimizer; of weights that a loop rounds between updates; and of
+the loss scale, compared with its policy."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpcompare.dtypes import HALF, dtype_name
 from mpcompare.verdict.examine.layers import owners
+from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.findings import Recipe
 from mpcompare.verdict.judge import optimizer as of_optimizer
 from mpcompare.verdict.judge.check import listed
@@ -16,9 +19,11 @@ from mpcompare.verdict.judge.drive import UpdateError
 from mpcompare.watching.defect import Defect, as_examined, failed
 from mpcompare.watching.examining import Updates
 from mpcompare.watching.looking import Look
+from mpcompare.watching.steps import Taken, in_turn, moved
 
 MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
 FEW = 7  # elements: if so many are expected, rounding at random leaves none of them in a share 1e-3 of all cases
+MANY = 16  # numbers: a few may be clamped to what they are in 16 bits
 LOST = 0.5  # a tensor does not train if a larger share of its updates is rounded away
 
 
@@ -89,6 +94,21 @@ def _at_random(errors: Sequence[UpdateError], drew: bool) -> bool:
 def _more(state: Mapping[str, Any]) -> list[str]:
     """Returns what an optimizer remembers besides moments: it may be what roundings took from a weight (Kahan)."""
     return [kind for kind, value in state.items() if isinstance(value, Tensor) and value.dim() and kind not in MOMENTS]
+
+
+def of_rounded_weights(taken: Sequence[Taken]) -> Iterator[Defect]:
+    """Yields weights in fp32 that the loop rounds to 16 bits after an update."""
+    for number, earlier, later in in_turn(taken):
+        changed = moved(earlier.after, later.before)
+        for half in HALF:
+            wide = [n for n in changed if earlier.after[n].dtype is torch.float32]
+            names = [n for n in wide if same_bits(earlier.after[n].to(half).float(), later.before[n])]
+            numbers = sum(int((earlier.after[n] != later.before[n]).sum()) for n in names)
+            if numbers >= MANY:
+                because = f"the loop rounds {listed(names)}, which are fp32, to {dtype_name(half)} before step {number}"
+                because += ": what an update adds below their last digit is lost"
+                yield Defect("no master weights", names[0], because)
+                return
 
 
 def of_loss_scale(look: Look) -> Iterator[Defect]:

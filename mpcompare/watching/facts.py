@@ -10,13 +10,12 @@ from torch.utils._pytree import tree_map
 from mpcompare.dtypes import HALF, dtype_name
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
-from mpcompare.watching.between import moved_before, moved_between
 from mpcompare.watching.events import Op
 from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.expecting import NOT_SEEN, by_value, one
 from mpcompare.watching.handing_on import clipping_of, rounded
 from mpcompare.watching.looking import Look
-from mpcompare.watching.steps import PRODUCTS, Sum, Taken
+from mpcompare.watching.steps import PRODUCTS, Sum, Taken, in_turn, moved
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 SUMS = ("add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__")
@@ -62,8 +61,10 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
     }
     facts["optimizer"] = rules if len(look.attached.optimizers) > 1 else next(iter(rules.values()), None)
     facts["groups"] = _groups(taken)
-    facts["moved_between_updates"] = moved_between(look.taken)
-    facts["moved_before_steps"] = moved_before(taken)
+    # The loop clamps these weights, or sets them to an average.
+    facts["moved_between_updates"] = sorted({n for _, a, b in in_turn(look.taken) for n in moved(a.after, b.before)})
+    # The loop adds noise to these weights for backward alone, or decays them by hand, or forward writes them.
+    facts["moved_before_steps"] = sorted({n for step in taken for n in moved(step.called, step.before)})
     if look.steps.scaler is None:
         facts["backwards_left_out"] = sum(s.given_up for s in seen)
     facts["updates_before"] = _updates_before(look.taken)

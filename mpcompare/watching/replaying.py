@@ -32,7 +32,7 @@ from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.events import Called, Inner, Op, Own, Root, Slot, is_open, needed
 from mpcompare.watching.hooks_then import hooks_then
-from mpcompare.watching.steps import Sum, moved_from
+from mpcompare.watching.steps import Sum, moved
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class FromTheRoot(Replay):
         with torch._C.DisableTorchFunction():  # a loss of the generator may freeze the discriminator for its call
             for name, p in self.network.named_parameters():
                 p.requires_grad_(name in (event.trained | event.others.keys()) & self.step.sum.owned)
-        moved = moved_from(self.step.sum.weights, event)
-        self.weights.moved = moved | self._others(event, values)
+        own = {name: event.weights[name] for name in moved(self.step.sum.weights, event.weights)}
+        self.weights.moved = own | self._others(event, values)
         if self.latest is not None:  # the loop may have called the network in between, without gradients
             _move_buffers(self.network, self.latest.after, event.buffers)
         self.latest = event
@@ -162,7 +162,7 @@ class FromTheRoot(Replay):
             raise NotReplayedError("a wrapper changes what the network is given")
         with self._keeping(event.inner, values):
             result = self.call(call, computed, event.part)
-        self.weights.moved = moved
+        self.weights.moved = own
         return self.output(result, event.part) if event.part and self.is_forcing else result
 
     def _others(self, event: Called, values: dict[Slot, Tensor]) -> Params:

@@ -1,7 +1,7 @@
 """The parts of a loop that was seen: sums of gradients, and the steps that optimizers took with them."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,8 +60,8 @@ class Sum:
 
     def record_of_still(self) -> Record:
         """Returns the record without the layers whose weights move between two calls of the network."""
-        moved = {name.rpartition(".")[0] for called in self.calls for name in moved_from(self.weights, called)}
-        return replace(self.record, calls={n: c for n, c in self.record.calls.items() if n not in moved})
+        moving = {name.rpartition(".")[0] for called in self.calls for name in moved(self.weights, called.weights)}
+        return replace(self.record, calls={n: c for n, c in self.record.calls.items() if n not in moving})
 
     @property
     def ops(self) -> list[Op]:
@@ -92,9 +92,10 @@ class Sum:
         return next(iter(self.scales), 1.0)
 
 
-def moved_from(begun: Params, called: Called) -> Params:
-    """Returns the weights of a call that differ from the weights of the first call, ``begun``."""
-    return {n: w for n, w in called.weights.items() if w is not begun[n] and not same_bits(w, begun[n])}
+def moved(earlier: Params, later: Params) -> list[str]:
+    """Returns the names of the weights that differ in some bit."""
+    both = [(name, earlier[name], w) for name, w in later.items() if name in earlier]
+    return [name for name, a, b in both if a is not b and not same_bits(a, b)]
 
 
 @dataclass
@@ -150,3 +151,12 @@ class Taken:
 
     def _grads(self) -> list[tuple[str, LeftGradient]]:
         return [(n, g) for n, g in self.sum.grads.items() if n in self.settings] if self.sum else []
+
+
+def in_turn(taken: Sequence[Taken]) -> Iterator[tuple[int, Taken, Taken]]:
+    """Yields the number of each step, the step before it of the same optimizer, and the step itself."""
+    last: dict[str, Taken] = {}
+    for number, step in enumerate(taken, start=1):
+        if step.optimizer in last:
+            yield number, last[step.optimizer], step
+        last[step.optimizer] = step

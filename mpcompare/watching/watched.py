@@ -25,10 +25,9 @@ from mpcompare.watching.examining import Replayed, Updates, compared, replayed
 from mpcompare.watching.facts import facts_of
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.looking import Look
-from mpcompare.watching.quietly import quietly
-from mpcompare.watching.shown import one_by_one
 from mpcompare.watching.sight import HowFar, sight_of
 from mpcompare.watching.steps import Sum
+from mpcompare.watching.terminal import one_by_one, quietly
 
 NOTHING = "nothing was seen"
 _watched: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()

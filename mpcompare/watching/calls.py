@@ -19,10 +19,9 @@ from mpcompare.verdict.examine.forced.random_numbers import Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Record, is_real
 from mpcompare.verdict.examine.forced.recorder import Recorder, autocast_dtype
 from mpcompare.verdict.examine.numerics import sum_of_bits
-from mpcompare.watching.attributes import attribute_of, attributes_of
 from mpcompare.watching.events import Called, Event, Inner, Op, Other, Own, Root, Slot, is_open, needed, of_the_network
 from mpcompare.watching.guard import Guard
-from mpcompare.watching.hooks_then import hooks_of
+from mpcompare.watching.modules_then import attribute_of, attributes_of, hooks_of
 from mpcompare.watching.reasons import Reasons
 from mpcompare.watching.spool import Spool, unseen
 from mpcompare.watching.tape import Tape

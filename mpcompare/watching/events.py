@@ -12,8 +12,7 @@ from mpcompare.dtypes import HALF
 from mpcompare.generators import DeviceGenerator, GeneratorStates
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Call
-from mpcompare.watching.attributes import Attributes
-from mpcompare.watching.hooks_then import Hooks
+from mpcompare.watching.modules_then import Attributes, Hooks
 
 
 @dataclass(eq=False)

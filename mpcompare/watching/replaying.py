@@ -28,10 +28,9 @@ from mpcompare.verdict.examine.forced.weights import Instead, backward
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.widened import CASTS
 from mpcompare.verdict.judge.errors import GradientError
-from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.events import Called, Inner, Op, Own, Root, Slot, is_open, needed
-from mpcompare.watching.hooks_then import hooks_then
+from mpcompare.watching.modules_then import hooks_then, set_attributes
 from mpcompare.watching.steps import Sum, moved
 
 

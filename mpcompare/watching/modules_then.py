@@ -1,12 +1,14 @@
-"""The plain attributes of modules, which a loop may change between two calls of its network.
+"""The plain attributes of modules and their hooks, which a loop may change between two calls of its network.
 
 A network may count its calls, anneal a temperature or a rate of dropout, and keep a state of its own, such as the
-memory of a recurrent network. A replay comes later, so it needs the attributes as they were.
+memory of a recurrent network. A loop may put on a hook for its training alone, such as a hook that adds noise to
+embeddings, and take it off before the watch ends. A replay comes later, so it needs both as they were.
 """
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from mpcompare.verdict.examine.forced.module_hooks import is_recorders
+
 Attributes = dict[str, dict[str, Any]]  # by module and by name
+Hooks = dict[str, dict[str, dict[int, Any]]]  # by module and by kind
 
 MOST = 64  # leaves of nested lists, tuples and dicts
 OF_OBJECT = object()
@@ -23,6 +28,10 @@ PLAIN = (bool, int, float, str, type(None))
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 # A replay has its own values of these: its embeddings are dense, and its activations write nowhere.
 OTHERS = frozenset(vars(nn.Module())) - {"training"} | {"sparse", "inplace"}
+KINDS = (
+    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks",
+)  # fmt: skip
 
 
 def attributes_of(network: nn.Module, copied: Callable[[Tensor], Tensor]) -> Attributes:
@@ -88,3 +97,39 @@ def _copy(value: Any, copied: Callable[[Tensor], Tensor]) -> Any:
         return copy.deepcopy(v) if isinstance(v, GENERATORS) else v
 
     return tree_map(leaf, value)
+
+
+def hooks_of(network: nn.Module) -> Hooks:
+    """Returns the hooks of all modules, without the hooks of a recorder."""
+    return {
+        name: {
+            kind: {at: hook for at, hook in own.items() if not is_recorders(hook)} for kind, own in _of(module).items()
+        }
+        for name, module in network.named_modules()
+        if any(_of(module).values())
+    }
+
+
+@contextmanager
+def hooks_then(network: nn.Module, hooks: Hooks) -> Iterator[None]:
+    """Gives a network these hooks, and no others, while it is entered."""
+    now = [(own, dict(own)) for module in network.modules() for own in _of(module).values()]
+    for name, module in network.named_modules():
+        for kind, own in _of(module).items():
+            _fill(own, hooks.get(name, {}).get(kind, {}))
+    try:
+        yield
+    finally:
+        for own, before in now:
+            _fill(own, before)
+
+
+def _fill(own: dict[int, Any], hooks: Mapping[int, Any]) -> None:
+    """Gives a module these hooks. The dict is the same: a handle of a hook refers to it."""
+    own.clear()
+    own.update(hooks)
+
+
+def _of(module: nn.Module) -> dict[str, Any]:
+    """Returns the dicts of a module's hooks, by their kind; a compiled module has none."""
+    return {kind: module.__dict__[kind] for kind in KINDS if kind in module.__dict__}

@@ -18,6 +18,7 @@ from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.tf32 import Tf32
 from mpcompare.contract import (
     PHASES,
+    Backend,
     BackendUnavailable,
     Batches,
     in_one_piece,
@@ -39,10 +40,7 @@ from mpcompare.verdict.examine.loss_scale import promised_scaling
 from mpcompare.verdict.judge.word import Word
 
 Requirement = Callable[[Candidate, Checked], Iterator[str]]
-ANSWERS = (
-    "master_params", "buffers", "grads", "loss_scale", "dtypes", "state_dict", "load_state_dict", "module_dtypes",
-    "memory_model",
-)  # fmt: skip
+ANSWERS = [name for name, each in vars(Backend).items() if inspect.isfunction(each) and not name.startswith("_")]
 OBSERVED = ("params", "activations", "gradients", "loss", "optimizer")  # the keys of dtypes()
 SOON_S = 0.05  # seconds in which a step that goes on in another thread shows
 STEPS = 8  # the steps of the training that is judged
@@ -102,11 +100,9 @@ def _leaves_the_model_alone(candidate: Candidate, checked: Checked) -> Iterator[
     """It starts from the model's weights, and writes neither to the model nor to a batch."""
     model, as_it_was = candidate.model(), candidate.model()
     backend = candidate.make(model, candidate.accepted_scaling())
-    for what, tensors, expected in (
-        ("parameters", backend.master_params(), params_of(as_it_was)),
-        ("buffers", backend.buffers(), buffers_of(as_it_was)),
-    ):
-        first = _stored(expected, backend)
+    kinds = ("parameters", params_of, backend.master_params), ("buffers", buffers_of, backend.buffers)
+    for what, of, answer in kinds:
+        first, tensors = _stored(of(as_it_was), backend), answer()
         if any(name in tensors and not numerics.same_bits(tensors[name], first[name]) for name in first):
             yield f"its first {what} are not the model's {what}, bit for bit"
     for batch in candidate.batches(2):
@@ -116,10 +112,8 @@ def _leaves_the_model_alone(candidate: Candidate, checked: Checked) -> Iterator[
             pairs = ((was[place], now[place]) for was, now in zip(before, batch, strict=True))
             if not all(numerics.same_bits(was, now) for was, now in pairs):
                 yield f"it writes to the {what} of a batch: expected a copy"
-    for what, tensors, expected in (
-        ("parameters", params_of(model), params_of(as_it_was)),
-        ("buffers", buffers_of(model), buffers_of(as_it_was)),
-    ):
+    for what, of, _ in kinds:
+        tensors, expected = of(model), of(as_it_was)
         if any(name not in tensors or not numerics.same_bits(tensors[name], expected[name]) for name in expected):
             yield f"it writes to the {what} of the model that it was given: expected a copy"
     if any(p.grad is not None for p in model.parameters()):

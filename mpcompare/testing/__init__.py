@@ -22,10 +22,9 @@ Two training loops are compared by ``assert_same_training(ours, reference)``, wh
 """
 
 from mpcompare.testing.candidate import BrokenContract, Candidate, Checked
-from mpcompare.testing.check import check_backend
+from mpcompare.testing.check import check_backend, small_tasks
 from mpcompare.testing.examined import examined_run
 from mpcompare.testing.same_training import DifferentTraining, assert_same_training
-from mpcompare.testing.small_tasks import small_tasks
 
 __all__ = [
     "BrokenContract", "Candidate", "Checked", "DifferentTraining", "assert_same_training", "check_backend",

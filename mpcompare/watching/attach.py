@@ -22,7 +22,7 @@ class Attached:
     outer: nn.Module  # the module that the loop calls, as far as it was given
     network: nn.Module  # the network within its wrappers, whose parameters have names
     optimizers: Optimizers  # torch's own, by the names that the user gave them
-    compiled: bool  # whether a compiler has the network, so that its layers call no hooks
+    hides_layers: bool  # whether the layers call no hooks, because the loop runs compiled code
     others: int  # the number of parameters of the optimizers that the network does not have
     eager: bool  # whether the loop runs without the compiler while it is looked at
 
@@ -30,11 +30,6 @@ class Attached:
     def models(self) -> dict[str, nn.Module]:
         """The networks that the user gave, as the loop calls them. A single network has no name."""
         return dict(self.network.named_children()) if isinstance(self.network, Together) else {"": self.outer}
-
-    @property
-    def hides_layers(self) -> bool:
-        """Whether the layers call no hooks."""
-        return self.compiled and not self.eager
 
     def owned(self) -> set[str]:
         """Returns the names of the parameters that the optimizers have."""
@@ -75,7 +70,7 @@ def attached(model: Any, optimizer: Any, eager: bool) -> Attached:
         others += sum(id(p) not in own for p in params)
         found[name] = inner
     outer = model if model is not network else compiled_wrapper(network) or model
-    return Attached(outer, network, found, is_compiled(outer), others, eager)
+    return Attached(outer, network, found, is_compiled(outer) and not eager, others, eager)
 
 
 class Together(nn.ModuleDict):

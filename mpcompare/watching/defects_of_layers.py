@@ -13,7 +13,7 @@ from mpcompare.verdict.examine.forced.kernels import has_output_of
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.oracle import MULTIPLY
-from mpcompare.verdict.findings import Findings, Recipe
+from mpcompare.verdict.findings import Recipe
 from mpcompare.verdict.judge import layers as of_layers
 from mpcompare.verdict.judge.check import Case, listed
 from mpcompare.watching.defect import Defect, as_examined, failed
@@ -141,12 +141,9 @@ def as_case(look: Look, seen: Sum, replay: Replayed) -> Case:
     order = [name for name in replay.dtypes for _ in seen.record.calls[name]]
     recipe = Recipe(batch_size=_rows(seen), accumulate=len(seen.roots))
     run = as_examined(look, replay.precision, recipe, longest_sum(look.network, seen), order)
-    exact = replace(run, name="exact", findings=_with(run.findings, replay.reference))
-    return Case(replace(run, findings=_with(run.findings, replay.layers)), exact)
-
-
-def _with(findings: Findings, layers: of_layers.Layers | None) -> Findings:
-    return replace(findings, replays={"first": layers} if layers is not None else {})
+    both = ({"first": layers} if layers is not None else {} for layers in (replay.layers, replay.reference))
+    own, exact = (replace(run.findings, replays=replays) for replays in both)
+    return Case(replace(run, findings=own), replace(run, name="exact", findings=exact))
 
 
 def _rows(seen: Sum) -> int:

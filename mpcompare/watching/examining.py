@@ -127,9 +127,10 @@ class Updates:
     moments: dict[int, Moments]
 
 
-def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> Updates:
+def compared(look: Look, name: str, precision: str) -> Updates:
     """Returns all updates of an optimizer, compared with its rule."""
     optimizer, compute = look.attached.optimizers[name], torch_dtype(PRECISIONS[precision].storage)
+    taken = [step for step in look.taken if step.optimizer == name]
     steps: list[Step] = []
     errors: list[dict[str, UpdateError]] = []
     chosen: dict[str, Rule] = {}
@@ -180,12 +181,8 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str) -> U
         for number, found in by_known.items():
             errors[number] |= found
     state = {k: {n: s[k] for n, s in taken[-1].state_after.items() if k in s} for k in ("exp_avg", "exp_avg_sq")}
-    drive = Drive(
-        steps,
-        errors,
-        known_mistakes=_mistakes(wrong, compute),
-        digits=digits({k: v for k, v in state.items() if v}) if wrong else {},
-    )
+    shares = digits(state) if wrong else {}
+    drive = Drive(steps, errors, known_mistakes=_mistakes(wrong, compute), digits=shares)
     return Updates(drive, {n: rule.name for n, rule in chosen.items()}, unknown, moments)
 
 

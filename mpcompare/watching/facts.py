@@ -39,10 +39,7 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
     seen = list(dict.fromkeys(t.sum for t in look.taken if t.sum is not None))
     facts["precision"] = one([r.precision for r in sums.values() if r.dtypes]) or NOT_SEEN
     facts["autocast"] = one([s.autocast or "none" for s in seen])
-    dtypes: dict[str, str] = {}
-    for replay in sums.values():
-        dtypes |= replay.dtypes
-    facts["layers"] = by_value(dtypes)
+    facts["layers"] = by_value({name: dtype for r in sums.values() for name, dtype in r.dtypes.items()})
     facts["masters"] = by_value({n: _master(t, n) for t in taken for n in t.dtypes})
     facts["moments"] = _moments(taken)
     facts["inputs"] = one([sorted({dtype_name(t.dtype) for t in _inputs(s)}) for s in seen])

@@ -162,12 +162,8 @@ class Watch:
             self._note("the layers of other updates than one in each look after the first")
         self._compared += 1
         sums = {each: self._replayed(look, each) for each in one_by_one(seen)}
-        updates: dict[str, Updates] = {}
-        for name in self.attached.optimizers:
-            taken = [t for t in look.taken if t.optimizer == name]
-            if taken:
-                precision = next((r.precision for r in sums.values()), "fp32")
-                updates[name] = compared(look, name, taken, precision)
+        precision, stepped = next((r.precision for r in sums.values()), "fp32"), {t.optimizer for t in look.taken}
+        updates = {name: compared(look, name, precision) for name in self.attached.optimizers if name in stepped}
         facts = facts_of(look, sums, updates)
         self.facts = facts if facts["updates"] or not self.facts else self.facts
         self.defects += [d for d in defects_of(look, sums, updates) if d not in self.defects]

@@ -49,8 +49,7 @@ class Look(TorchFunctionMode):
         self.steps = Steps(attached, self.sums, self.guard, done)
         self.params, self.taken = self.sums.params, self.steps.taken
         self.derivatives = Derivatives()  # the derivatives of the user's own functions; the replays of the sums fill it
-        self._before: HooksOn = {}  # the hooks on modules that the loop may call, before a call and after it
-        self._after: HooksOn = {}
+        self._hooks: HooksOn = {}  # the hooks on modules that the loop may call
         self._put = ExitStack()  # takes off, at the end, everything that is put on
         self.on = self.entered = self._left = False  # on: whether it is under way
         self._inside = 0  # calls of the network under way
@@ -73,17 +72,17 @@ class Look(TorchFunctionMode):
 
     def _put_on(self, called: list[tuple[str, nn.Module]]) -> None:
         """Puts hooks on modules that the loop may call, and on all layers, where they are not yet."""
-        put_on(self._before, called, self._hooks_before)
         if called and not self.attached.hides_layers:
             self.sums.calls.recorder.attach(self.network)
-        put_on(self._after, called, self._hooks_after)
+        put_on(self._hooks, called, self._hooks_on)
 
-    def _hooks_before(self, name: str, module: nn.Module) -> list[RemovableHandle]:
-        before = Hook(module, partial(self._call, name))
-        return [module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)]
-
-    def _hooks_after(self, _: str, module: nn.Module) -> list[RemovableHandle]:
-        return [module.register_forward_hook(Hook(module, self._returned), with_kwargs=True, always_call=True)]
+    def _hooks_on(self, name: str, module: nn.Module) -> list[RemovableHandle]:
+        """Puts hooks around the recorder's on a module, and returns their handles."""
+        before, after = Hook(module, partial(self._call, name)), Hook(module, self._returned)
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+            module.register_forward_hook(after, with_kwargs=True, always_call=True),
+        ]
 
     def _renew(self) -> None:
         """Puts hooks on modules that the network has got since, such as adapters, and finds its new parameters."""
@@ -91,7 +90,7 @@ class Look(TorchFunctionMode):
         has_new = any(id(params[name]) not in calls.names for name in self.attached.owned())
         if has_new or params.keys() != calls.params.keys():
             calls.renew(params)
-        if self._before.keys() != set(called := self._called_by_the_loop()):
+        if self._hooks.keys() != set(called := self._called_by_the_loop()):
             self._put_on(called)
 
     def _called_by_the_loop(self) -> list[tuple[str, nn.Module]]:

@@ -19,17 +19,12 @@ Optimizers = dict[str, torch.optim.Optimizer]
 class Attached:
     """A network and its optimizers."""
 
-    outer: nn.Module  # the module that the loop calls, as far as it was given
     network: nn.Module  # the network within its wrappers, whose parameters have names
+    models: dict[str, nn.Module]  # the networks as the loop calls them, by the user's names; a single one has no name
     optimizers: Optimizers  # torch's own, by the names that the user gave them
     hides_layers: bool  # whether the layers call no hooks, because the loop runs compiled code
     others: int  # the number of parameters of the optimizers that the network does not have
     eager: bool  # whether the loop runs without the compiler while it is looked at
-
-    @property
-    def models(self) -> dict[str, nn.Module]:
-        """The networks that the user gave, as the loop calls them. A single network has no name."""
-        return dict(self.network.named_children()) if isinstance(self.network, Together) else {"": self.outer}
 
     def owned(self) -> set[str]:
         """Returns the names of the parameters that the optimizers have."""
@@ -49,8 +44,7 @@ def attached(model: Any, optimizer: Any, eager: bool) -> Attached:
     Raises:
         InputError: there is no network, no optimizer, or an optimizer without any of the network's parameters.
     """
-    model = together(model)
-    network = inner_of(model)
+    network, models = networks_of(model)
     named = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
     if isinstance(optimizer, (list, tuple)):
         named = {f"optimizer {number}": each for number, each in enumerate(optimizer, start=1)}
@@ -69,16 +63,16 @@ def attached(model: Any, optimizer: Any, eager: bool) -> Attached:
             raise InputError(f"watch: {name}", type(inner).__name__, other)
         others += sum(id(p) not in own for p in params)
         found[name] = inner
-    outer = model if model is not network else compiled_wrapper(network) or model
-    return Attached(outer, network, found, is_compiled(outer) and not eager, others, eager)
+    hides_layers = any(map(is_compiled, models.values())) and not eager
+    return Attached(network, models, found, hides_layers, others, eager)
 
 
 class Together(nn.ModuleDict):
     """Several networks that are watched as one. The loop calls each of them."""
 
 
-def together(model: Any) -> nn.Module:
-    """Returns one network, or several as one.
+def networks_of(model: Any) -> tuple[nn.Module, dict[str, nn.Module]]:
+    """Returns one network, or several as one, and the modules that the loop calls.
 
     Raises:
         InputError: ``model`` is neither.
@@ -86,12 +80,15 @@ def together(model: Any) -> nn.Module:
     several = dict(enumerate(model)) if isinstance(model, (list, tuple)) else model
     if isinstance(several, Mapping) and several and all(isinstance(each, nn.Module) for each in several.values()):
         try:
-            return Together({str(name): _called(each) for name, each in several.items()})
+            network = Together({str(name): _called(each) for name, each in several.items()})
+            return network, dict(network.named_children())
         except KeyError as error:  # a name that a module cannot have
             raise InputError("watch: model", ", ".join(map(str, several)), str(error.args[0])) from error
     if not isinstance(model, nn.Module):
         raise InputError("watch: model", type(model).__name__, "expected a torch.nn.Module, or several by name")
-    return model
+    if (inner := inner_of(model)) is model:
+        model = compiled_wrapper(inner) or model
+    return inner, {"": model}
 
 
 def _called(model: nn.Module) -> nn.Module:

@@ -39,7 +39,7 @@ class Sums:
         self.order: list[tuple[str, str]] = []  # what was done to gradients since the last backward, with lines
         self.asked: tuple[float, float] | None = None  # norm and type to which torch was asked to clip since then
         self.outside: dict[str, float] = {}  # the norms, at the clip, of gradients that no optimizer has
-        self.places: dict[int, str] = {}  # the parameters of gradients, by the place of their numbers in memory
+        self.places: set[int] = set()  # the places of the numbers of gradients in memory
         self.used = 0  # the number of the last backward that a step used
         self.clipped_early = ""  # the line that clips before backward has made any gradient
         self.clipped_late = ""  # the line that clips after the step that used the gradients
@@ -112,7 +112,7 @@ class Sums:
         grads = {name: self.params[name].grad for name in self.owned()}
         self._left = {name: g for name, g in grads.items() if g is not None}
         self._versions = {name: g._version for name, g in self._left.items()}
-        self.places = {place: name for name, g in self._left.items() if (place := _place(g))}
+        self.places = {_place(g) for g in self._left.values()} - {0}
         self._kept = None
 
     def _begin(self, root: Root) -> None:
@@ -279,7 +279,7 @@ class Sums:
 
     def forget(self) -> None:
         """Frees everything that only the next step would need."""
-        self._left, self.places, self._kept, self._closed = {}, {}, None, None
+        self._left, self.places, self._kept, self._closed = {}, set(), None, None
         self.calls.moved_on()
 
 

@@ -56,6 +56,7 @@ class Watch:
         if every is not None:
             check_whole("watch: every", every, at_least=steps)
         self.attached = attached(model, optimizer, eager)
+        self._networks = list(map(inner_of, self.attached.models.values()))
         self.steps, self.after, self.every = steps, after, every
         self.facts: dict[str, Any] = {}
         self.defects: list[Defect] = []
@@ -71,11 +72,10 @@ class Watch:
         self._handles: list[Any] = []
 
     def __enter__(self) -> "Watch":
-        models = [inner_of(model) for model in self.attached.models.values()]
-        for model in models:
+        for model in self._networks:
             if model in _watched:
                 raise InputError("watch: model", type(model).__name__, "is watched already")
-        _watched.update(models)
+        _watched.update(self._networks)
         self.entered = True
         for name, optimizer in self.attached.optimizers.items():  # hooks stay on until the block ends
             self._handles.append(optimizer.register_step_pre_hook(partial(self._before, name)))
@@ -87,8 +87,7 @@ class Watch:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         for handle in self._handles:
             handle.remove()
-        for model in self.attached.models.values():
-            _watched.discard(inner_of(model))
+        _watched.difference_update(self._networks)
         for look in reversed(self._looks):  # a mode may lie above another
             look.stop()
         self._compare()

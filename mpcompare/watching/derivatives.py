@@ -91,7 +91,8 @@ class Derivatives:
                 apart = [None if r is None or g is None else r - g for r, g in zip(right, own, strict=True)]
                 distance, size = _norm(apart), _norm(right)
                 if distance > SAME * size:
-                    if not self._confirms(forward, arrived, right, apart):
+                    # A finite difference along the difference of the two says which of them is right.
+                    if not abs(forward.slope(arrived, apart) - _dot(right, apart)) <= AGREES * _dot(apart, apart):
                         self.believed.add(name)
                         return None
                     self._wrong.add(forward.kind)
@@ -104,12 +105,6 @@ class Derivatives:
         """Returns by name how far each function is off, in two digits, or that it is believed."""
         off = {name: round(far, 2) for name, far in self.off.items()}
         return off | {name: "believed" for name in self.believed if not off.get(name)}
-
-    @staticmethod
-    def _confirms(forward: "_Forward", arrived: Any, right: Sequence[Tensor | None], apart: Any) -> bool:
-        """Returns whether a finite difference agrees with the derivative, and not with the backward method. It is taken
-        along the difference of the two."""
-        return abs(forward.slope(arrived, apart) - _dot(right, apart)) <= AGREES * _dot(apart, apart)
 
 
 class _Forward:
@@ -127,7 +122,8 @@ class _Forward:
         try:
             with torch.enable_grad():
                 ways = iter(leaves)
-                results = self([next(ways).clone() if t else _copy(a) for a, t in self._given()])
+                args = [next(ways) if t else a for a, t in self._given()]
+                results = self([a.clone() if isinstance(a, Tensor) else a for a in args])
             given = [a for a in self.args if is_real(a)]
             if any(is_real(r) and same_bits(r, a) for r in results for a in given if r.shape == a.shape):
                 return None
@@ -170,10 +166,6 @@ def _is_meant(own: Tensor | None, derived: Tensor | None) -> bool:
         other = derived if own is None else own
         return other is not None and bool(other.any())
     return bool(((derived == 0) & (own != 0)).any())
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _moved(tensor: Tensor, along: Tensor | None, step: float) -> Tensor:

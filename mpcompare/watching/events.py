@@ -136,11 +136,6 @@ class Op:
         """Whether it asks for gradients that are differentiated again."""
         return self.func is torch.autograd.grad
 
-    @property
-    def has_own(self) -> bool:
-        """Whether it is given a parameter of the network."""
-        return any(isinstance(leaf, Own) for leaf in self.leaves)
-
     def returned(self, results: Sequence[Any], slots: list[Slot | None]) -> None:
         """Notes its results."""
         self.results, self.dtypes = slots, [t.dtype if isinstance(t, Tensor) else None for t in results]
@@ -207,8 +202,10 @@ def of_the_network(events: Sequence[Event]) -> set[Slot]:
         if isinstance(event, Called):
             found.update(slot for slot in event.slots if slot is not None)
             found.update(inner.slot for inner in event.inner)
-        elif isinstance(event, Op) and (event.has_own or not found.isdisjoint(event.needs())):
-            found.update(slot for slot in (*event.results, event.writes) if slot is not None)
+        elif isinstance(event, Op):
+            has_own = any(isinstance(leaf, Own) for leaf in event.leaves)
+            if has_own or not found.isdisjoint(event.needs()):
+                found.update(slot for slot in (*event.results, event.writes) if slot is not None)
     return found
 
 

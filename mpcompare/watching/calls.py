@@ -89,26 +89,24 @@ class Calls:
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
         inputs = {at: v for at, v in enumerate(tree_leaves(given)) if isinstance(v, Tensor) and v.requires_grad}
         slots = {at: self._given(v) for at, v in inputs.items()}
-        attributes = attributes_of(self.network, self.spool.copy)
         trained = frozenset(name for name, p in params.items() if p.requires_grad and id(p) in self.names)
         self.recorder.life = _Life()
         return Called(
             part=part,
-            slots=[],
+            number=self.count,
+            weights=self.weights,
+            moves=self.moves,
             generators=generators.states(next(iter(self.params.values())).device),
             buffers=self.buffers(),
-            attributes=attributes,
+            attributes=attributes_of(self.network, self.spool.copy),
+            hooks=hooks_of(self.network),
             trained=trained,
+            autocast=autocast_dtype(),
             first=first,
             begins=torch.autograd._get_sequence_nr() - 1,
             given={at: slot for at, slot in slots.items() if slot is not None},
             others=others,
             foreign=bool(inputs),
-            weights=self.weights,
-            moves=self.moves,
-            autocast=autocast_dtype(),
-            number=self.count,
-            hooks=hooks_of(self.network),
         )
 
     def _others(self, params: Mapping[str, Tensor]) -> dict[str, Other]:

@@ -59,34 +59,32 @@ class Inner:
 
 @dataclass(eq=False)
 class Called:
-    """A call of the network, or of a part of it. It has the slots of its outputs. It has the states of the generators,
-    the buffers, the plain attributes of each module, the parameters that required a gradient and the dtype of autocast
-    as they were at its beginning. ``weights`` are the weights that it had. ``moves`` counts how often the loop had
-    moved them without a step, ``number`` the calls of the network. ``after`` has the buffers at its end. ``inner`` are
-    the values within it that the loop uses."""
+    """A call of the network, or of a part of it."""
 
     part: str  # the name of the module that the loop calls; empty: all of the network
-    slots: list[Slot | None]
+    number: int  # how often the network was called until then
+    weights: Params  # the weights that it had
+    moves: int  # how often the loop had moved them without a step
+    # the states of the generators, and what follows, as they were at its beginning
     generators: GeneratorStates
     buffers: dict[str, Tensor]
     attributes: Attributes
-    trained: frozenset[str]
+    hooks: Hooks
+    trained: frozenset[str]  # the parameters that required a gradient
+    autocast: torch.dtype | None  # the dtype of autocast; None where there was none
     first: dict[str, int]  # by layer the number of calls before it
     begins: int  # the number that autograd gave the last function before the functions of the network
     # by place the inputs that depend on parameters, or that the loop computes from the outputs of other calls
     given: dict[int, Slot | Own]
-    weights: Params = field(default_factory=dict)
     # by name the parameters that the loop has computed, which it puts in the place of the network's for the call
-    others: dict[str, Other] = field(default_factory=dict)
-    foreign: bool = False  # whether its inputs require gradients
-    moves: int = 0
-    autocast: torch.dtype | None = None
-    number: int = 0
-    after: dict[str, Tensor] = field(default_factory=dict)
+    others: dict[str, Other]
+    foreign: bool  # whether its inputs require gradients
+    # the slots of its outputs; this field and the next ones are known when it has ended
+    slots: list[Slot | None] = field(default_factory=list)
+    after: dict[str, Tensor] = field(default_factory=dict)  # the buffers at its end
     layers: dict[str, list[Call]] = field(default_factory=dict)  # the calls of the layers within it
-    hooks: Hooks = field(default_factory=dict)  # the hooks of the modules at its beginning
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
-    inner: list[Inner] = field(default_factory=list)
+    inner: list[Inner] = field(default_factory=list)  # the values within it that the loop uses
     within: frozenset[int] = frozenset()  # the numbers of the backward passes that the network takes within it
     only: frozenset[int] | None = None  # the backward passes whose gradients a replay takes; None: all
     # returns None if the graph of its outputs is gone, as it is if a loop detaches an image

@@ -21,7 +21,6 @@ from torch.autograd.function import Function, FunctionCtx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare import generators
-from mpcompare.generators import GeneratorStates
 from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
@@ -54,15 +53,13 @@ class Derivatives:
             return sum(map(len, replay.arrived.values()))
 
         def begins(kind: type[Function], args: tuple[Any, ...]) -> Ended:
-            if finds_out or kind in self._wrong:  # copies: forward may write into what it is given
-                args = tuple(a.detach().clone().requires_grad_(a.requires_grad) if is_real(a) else a for a in args)
-            return partial(ends, kind, args, calls(), generators.states(replay.device))
+            forward = _Forward(kind, args, replay) if finds_out or kind in self._wrong else None
+            return partial(ends, kind, forward, calls())
 
-        def ends(kind: type[Function], args: Any, before: int, drawn: GeneratorStates, node: Any, _: Any) -> None:
+        def ends(kind: type[Function], forward: _Forward | None, before: int, node: Any, _: Any) -> None:
             if calls() != before:
                 self.believed.add(kind.__name__)
-            elif finds_out or kind in self._wrong:
-                forward = _Forward(kind, args, drawn, replay)
+            elif forward is not None:
                 node.register_hook(partial(self._derived, forward, finds_out))
 
         def apply(kind: type[Function], *args: Any, **kwargs: Any) -> Any:  # torch's modes do not see what it is given
@@ -108,17 +105,19 @@ class Derivatives:
 
 
 class _Forward:
-    """A call of the forward method, outside its function."""
+    """A call of the forward method, outside its function. It is made before the function is called, with copies of the
+    arguments: forward may write into what it is given."""
 
-    def __init__(self, kind: type[Function], args: Any, drawn: GeneratorStates, replay: Replay) -> None:
-        self.kind, self.drawn, self.device, self.widened = kind, drawn, replay.device, replay.weights
-        self.args = [a.detach() if isinstance(a, Tensor) else a for a in args]
+    def __init__(self, kind: type[Function], args: Any, replay: Replay) -> None:
+        self.kind, self.device, self.widened = kind, replay.device, replay.weights
+        self.drawn = generators.states(replay.device)
+        self.args = [a.detach().clone() if isinstance(a, Tensor) else a for a in args]
         self.trained = [isinstance(a, Tensor) and a.requires_grad for a in args]
 
     def derivative(self, arrived: Sequence[Tensor | None]) -> list[Tensor | None] | None:
         """Returns the derivative by each tensor among the arguments; None if the function has none, or returns what it
         is given."""
-        leaves = [a.clone().requires_grad_() for a, t in zip(self.args, self.trained, strict=True) if t]
+        leaves = [a.clone().requires_grad_() for a, t in self._given() if t]
         try:
             with torch.enable_grad():
                 ways = iter(leaves)

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
-from mpcompare.watching.defect import Defect
 from mpcompare.watching.defects_of_layers import of_formats, of_gradients
 from mpcompare.watching.defects_of_steps import of_repeats, of_skipped, of_step
 from mpcompare.watching.defects_of_updates import of_loss_scale, of_rounded_weights, of_updates
 from mpcompare.watching.examining import Replayed, Updates
+from mpcompare.watching.judged import Defect
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum
 

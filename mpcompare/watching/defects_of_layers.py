@@ -1,10 +1,9 @@
 """Defects of gradients, layer by layer, and of the formats in which a network is kept."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.precision import PRECISIONS
@@ -13,12 +12,11 @@ from mpcompare.verdict.examine.forced.kernels import has_output_of
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.oracle import MULTIPLY
-from mpcompare.verdict.findings import Recipe
 from mpcompare.verdict.judge import layers as of_layers
-from mpcompare.verdict.judge.check import Case, listed
-from mpcompare.watching.defect import Defect, as_examined, failed
-from mpcompare.watching.examining import Replayed, longest_sum
+from mpcompare.verdict.judge.check import listed
+from mpcompare.watching.examining import Replayed
 from mpcompare.watching.handing_on import SHORT
+from mpcompare.watching.judged import Defect, as_case, failed
 from mpcompare.watching.looking import Look
 from mpcompare.watching.replaying import as_it_was
 from mpcompare.watching.steps import Sum, Taken
@@ -134,22 +132,6 @@ def _recomputed(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
             if isinstance(module, BATCH_NORMS) and module.track_running_stats and trains:
                 because = f"backward computes {layer} once more in update {number}, and takes its batch into the "
                 yield Defect("running statistics", layer, because + "running statistics twice")
-
-
-def as_case(look: Look, seen: Sum, replay: Replayed) -> Case:
-    """Returns a sum of gradients as a case for the judge, whose reference is exact."""
-    order = [name for name in replay.dtypes for _ in seen.record.calls[name]]
-    recipe = Recipe(batch_size=_rows(seen), accumulate=len(seen.roots))
-    run = as_examined(look, replay.precision, recipe, longest_sum(look.network, seen), order)
-    both = ({"first": layers} if layers is not None else {} for layers in (replay.layers, replay.reference))
-    own, exact = (replace(run.findings, replays=replays) for replays in both)
-    return Case(replace(run, findings=own), replace(run, name="exact", findings=exact))
-
-
-def _rows(seen: Sum) -> int:
-    """Returns the number of rows that the network was given."""
-    tensors = [[v for v in call.inputs if isinstance(v, Tensor) and v.dim()] for call in seen.record.calls[OUTPUT]]
-    return sum(len(each[0]) for each in tensors if each) or 1
 
 
 def of_formats(look: Look) -> Iterator[Defect]:

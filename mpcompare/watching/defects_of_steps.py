@@ -11,8 +11,8 @@ from mpcompare.clipping import USUAL_NORMS, factor_of_norm
 from mpcompare.numerals import short
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.judge.check import listed
-from mpcompare.watching.defect import Defect
 from mpcompare.watching.handing_on import SAME, HandedOn, handed_on
+from mpcompare.watching.judged import Defect
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Taken, in_turn, moved
 

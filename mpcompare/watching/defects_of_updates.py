@@ -16,8 +16,8 @@ from mpcompare.verdict.findings import Recipe
 from mpcompare.verdict.judge import optimizer as of_optimizer
 from mpcompare.verdict.judge.check import listed
 from mpcompare.verdict.judge.drive import UpdateError
-from mpcompare.watching.defect import Defect, as_examined, failed
 from mpcompare.watching.examining import Updates
+from mpcompare.watching.judged import Defect, as_examined, failed
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Taken, in_turn, moved
 

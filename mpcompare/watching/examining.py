@@ -19,7 +19,6 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes, of_all
-from mpcompare.verdict.examine.layers import of_a_channel, rows_of_weights
 from mpcompare.verdict.examine.seen import Seen
 from mpcompare.verdict.examine.update_rule import digits
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
@@ -99,17 +98,6 @@ def _precision(dtypes: Iterable[str], tf32: bool, autocast: torch.dtype | None) 
     wide = "tf32" if tf32 else "fp32"
     halves = ("bf16", "fp16") if autocast is torch.bfloat16 else ("fp16", "bf16")
     return PRECISIONS[next((kind for kind in halves if kind in kinds), wide)]
-
-
-def longest_sum(network: nn.Module, seen: Sum) -> int:
-    """Returns about how many numbers are summed at most: the numbers of a row of a weight, or of a channel in all
-    places."""
-    lengths = rows_of_weights(network)
-    for name, calls in seen.record.calls.items():
-        if name != OUTPUT:
-            module, outputs = network.get_submodule(name), [v for call in calls for v in call.outputs if is_real(v)]
-            lengths.append(sum(of_a_channel(module, v) for v in outputs if v.dim() > 1))
-    return max(lengths, default=1)
 
 
 Moments = dict[tuple[str, str], float]  # by kind and parameter

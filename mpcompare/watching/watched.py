@@ -18,14 +18,13 @@ from mpcompare.verdict.judge.check import listed
 from mpcompare.verdict.judge.limits import COARSEST
 from mpcompare.watching import expecting
 from mpcompare.watching.attach import attached, inner_of
-from mpcompare.watching.defect import Defect
 from mpcompare.watching.defects import defects_of
 from mpcompare.watching.defects_of_layers import of_gradients
 from mpcompare.watching.examining import Replayed, Updates, compared, replayed
 from mpcompare.watching.facts import facts_of
 from mpcompare.watching.guard import Guard
+from mpcompare.watching.judged import Defect, HowFar, sight_of
 from mpcompare.watching.looking import Look
-from mpcompare.watching.sight import HowFar, sight_of
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.terminal import one_by_one, quietly
 

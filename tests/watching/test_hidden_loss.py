@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mpcompare
-from mpcompare.watching.sight import HowFar
+from mpcompare.watching.judged import HowFar
 
 
 class Fused(torch.autograd.Function):

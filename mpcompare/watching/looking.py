@@ -29,7 +29,8 @@ from mpcompare.watching.events import Called
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.stepping import Steps
 from mpcompare.watching.steps import Sum
-from mpcompare.watching.sums import CLIPPING, Sums, begins_at, given
+from mpcompare.watching.sums import CLIPPING, Sums, begins_at
+from mpcompare.watching.tape import given
 
 PLAIN = (Tensor, torch.dtype, torch.device, int, float, bool, str, type(None))  # what a tape can hand on once more
 BACKWARD = (Tensor.backward, torch.autograd.backward)

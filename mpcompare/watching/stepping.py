@@ -20,6 +20,7 @@ from mpcompare.watching.scalers import ScaleChange
 from mpcompare.watching.spool import unseen
 from mpcompare.watching.steps import Taken
 from mpcompare.watching.sums import Sums
+from mpcompare.watching.tape import given
 
 
 class Steps:
@@ -40,7 +41,7 @@ class Steps:
 
     def before(self, name: str, args: Any, kwargs: Any) -> Any:
         """Looks at the gradients that an optimizer is given. If a closure makes them, it looks after the closure."""
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        closure = given(args, kwargs, 1, "closure")
         if closure is None:
             self._given(name)
             return None

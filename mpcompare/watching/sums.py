@@ -23,7 +23,7 @@ from mpcompare.watching.events import Root
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.spool import unseen
 from mpcompare.watching.steps import LeftGradient, Sum
-from mpcompare.watching.tape import line_of_user
+from mpcompare.watching.tape import given, line_of_user
 
 NORMS = ("_foreach_norm", "linalg_vector_norm", "norm", "vector_norm", "linalg_norm")
 CLIPPING = (torch.clamp, torch.tensor)  # torch's clipping calls one of them where it finds no gradients
@@ -177,9 +177,9 @@ class Sums:
             if self.used == self.backwards and not any(_is_there(p.grad) for p in self.params.values()) and _asked():
                 self.clipped_early = line_of_user()
             return
-        given, out = args[:1], [kwargs.get("out")]
+        written, out = args[:1], [kwargs.get("out")]
         if self._are_gradients(tree_leaves(out)):  # as torch.nan_to_num(p.grad, out=p.grad)
-            part, given = name, out
+            part, written = name, out
         elif name in NORMS:
             part = "norm"
         elif (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__"):
@@ -187,7 +187,7 @@ class Sums:
         else:
             self._read |= self._are_gradients(tree_leaves(args))
             return
-        targets = given[0] if given and isinstance(given[0], (list, tuple)) else given
+        targets = written[0] if written and isinstance(written[0], (list, tuple)) else written
         if self._are_gradients(targets):
             if part == "norm":
                 asked = _asked()
@@ -285,15 +285,10 @@ class Sums:
 
 def begins_at(args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor | None]]:
     """Returns the tensors at which a backward begins, and the gradients that it is given there."""
-    first = args[0] if args else kwargs.get("tensors")
+    first = given(args, kwargs, 0, "tensors")
     tensors = list(first) if isinstance(first, (list, tuple)) else [first]
     gradient = given(args, kwargs, 1, "gradient" if "gradient" in kwargs else "grad_tensors")
     return tensors, list(gradient) if isinstance(gradient, (list, tuple)) else [gradient] * len(tensors)
-
-
-def given(args: Any, kwargs: Any, place: int, name: str) -> Any:
-    """Returns an argument that is given by its place or by its name; None where it is not given."""
-    return args[place] if len(args) > place else kwargs.get(name)
 
 
 def hooks_after(p: Tensor) -> bool:

@@ -171,6 +171,11 @@ class Tape:
         self.events = [*needed(earlier, (slot for e in later for slot in e.needs())), *later]
 
 
+def given(args: Any, kwargs: Any, place: int, name: str) -> Any:
+    """Returns an argument that is given by its place or by its name; None where it is not given."""
+    return args[place] if len(args) > place else kwargs.get(name)
+
+
 def line_of_user() -> str:
     """Returns file and line of the nearest frame that is neither torch's nor ours; empty where there is none."""
     for frame, line in walk_stack(sys._getframe(1)):
@@ -184,10 +189,7 @@ def _is_in_place(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     """Returns whether a function is asked to write into its first argument, as ``relu(x, inplace=True)`` is."""
     code = getattr(func, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if code is not None else ()
-    if "inplace" not in names:
-        return False
-    place = names.index("inplace")
-    return bool(args[place] if place < len(args) else kwargs.get("inplace"))
+    return "inplace" in names and bool(given(args, kwargs, names.index("inplace"), "inplace"))
 
 
 LOSSES = {
@@ -200,7 +202,7 @@ def _labels(name: str, args: Any, kwargs: Any) -> int | None:
     """Returns the number of labels that a loss counts: classes that are not left out, or rows."""
     if name not in LOSSES:
         return None
-    target = args[1] if len(args) > 1 else kwargs.get("target")
+    target = given(args, kwargs, 1, "target")
     if not isinstance(target, Tensor):
         return None
     if name in ("cross_entropy", "nll_loss") and not target.is_floating_point():

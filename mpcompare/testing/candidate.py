@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -40,15 +40,13 @@ class Candidate:
     def name(self) -> str:
         return f"{self.task_name} {self.precision}"
 
-    def model(self, seed: int = 0) -> nn.Module:
+    def fitted(self, seed: int = 0) -> tuple[nn.Module, Task]:
+        """Returns a new network, and the task as the data and the network's output want it."""
         model = self.task.new_model(seed, self.device)
-        fitted(model, self.task, self.dataset.x_train, self.dataset.y_train)
-        return model
+        return model, fitted(model, self.task, self.dataset.x_train, self.dataset.y_train)
 
-    def fitted(self) -> "Candidate":
-        """Returns the candidate with the task as its data and its network's output want it."""
-        model = self.task.new_model(0, self.device)
-        return replace(self, task=fitted(model, self.task, self.dataset.x_train, self.dataset.y_train))
+    def model(self, seed: int = 0) -> nn.Module:
+        return self.fitted(seed)[0]
 
     def make(self, model: nn.Module, scaling: LossScale) -> Any:
         return self.backend_class(as_made(model), self.task, self.precision, copy.deepcopy(scaling), **self.options)

@@ -48,8 +48,8 @@ def examined_run(
     Returns:
         The run, as its record would be read back.
     """
-    candidate = replace(candidate, task=candidate.task.over(steps)).fitted()
-    task, scaling, model = candidate.task, scaling or auto(candidate.precision), candidate.model(seed)
+    model, task = replace(candidate, task=candidate.task.over(steps)).fitted(seed)
+    candidate, scaling = replace(candidate, task=task), scaling or auto(candidate.precision)
 
     def stream() -> Iterator[Batches]:
         return (task.micro_batches(x, y) for x, y in batches(candidate.dataset, task.batch_size))

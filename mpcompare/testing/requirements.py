@@ -162,7 +162,7 @@ def _gradients(candidate: Candidate, checked: Checked) -> Iterator[str]:
         broken = list(_named("grads()", grads, exact, torch.float32))
         yield from broken
         if not broken:
-            norm, expected = (math.hypot(*(g.double().norm().item() for g in each.values())) for each in (grads, exact))
+            norm, expected = numerics.norm_of(grads), numerics.norm_of(exact)
             if not expected / 8 <= norm <= 8 * expected:  # a loss scale; the verdict names factors of micro-batches
                 times = f"{norm / expected:.3g} times the exact ones at loss scale {scaling.scale:g}"
                 yield f"grads() are {times}: expected them unscaled"
@@ -341,15 +341,11 @@ def _go_on(candidate: Candidate, backend: Any, stream: list[Batches]) -> Iterato
 
 def _first_difference(expected: list[dict[str, Tensor]], actual: list[dict[str, Tensor]], device: torch.device) -> str:
     """Returns the first difference, as in ``another loss in step 2``; empty where there is none. On CUDA sums may be
-    taken in another order."""
+    taken in another order, and tensors are equal within 1e-6 of the norm."""
     for number, (a, b) in enumerate(zip(expected, actual, strict=True), start=1):
         for name, tensor in a.items():
-            near = device.type == "cuda" and _near(tensor, b[name])
+            one, other = {"": tensor}, {"": b[name]}
+            near = device.type == "cuda" and numerics.distance(one, other) <= 1e-6 * numerics.finite_norm(one)
             if not near and not numerics.same_bits(tensor, b[name]):
                 return f"{name} in step {number}"
     return ""
-
-
-def _near(a: Tensor, b: Tensor) -> bool:
-    """Returns whether two tensors are equal within 1e-6 of the norm."""
-    return (a.double() - b.double()).norm().item() <= 1e-6 * a.double().norm().item()

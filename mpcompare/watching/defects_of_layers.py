@@ -53,7 +53,7 @@ def of_gradients(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
             checks = of_layers.of_step(case, replay.layers, replay.reference, where, first_is_right=False)
             found = list(failed(checks))
             if (found or taken.sum.hooked) and PRECISIONS[replay.precision].is_16_bit:
-                yield from _summed(look, taken, torch_dtype(PRECISIONS[replay.precision].storage), number)
+                yield from _summed(look, taken, taken.sum, torch_dtype(PRECISIONS[replay.precision].storage), number)
             stale = [_of_stale_weights(look, taken.sum, defect.place, number) for defect in found]
             yield from [defect for defect in stale if defect is not None] or found
 
@@ -75,15 +75,13 @@ def _of_stale_weights(look: Look, seen: Sum, layer: str, number: int) -> Defect 
     return None
 
 
-def _summed(look: Look, taken: Taken, dtype: torch.dtype, number: int) -> Iterator[Defect]:
+def _summed(look: Look, taken: Taken, seen: Sum, dtype: torch.dtype, number: int) -> Iterator[Defect]:
     """Yields sums of micro-batches that have no more digits than ``dtype``, the format of the parts of each sum."""
-    if taken.sum is None:
-        return
-    several = [n for n in taken.raw if taken.dtypes[n] == "fp32" and _micro_batches(look, taken.sum, n) > 1]
+    several = [n for n in taken.raw if taken.dtypes[n] == "fp32" and _micro_batches(look, seen, n) > 1]
     grads = {n: g[g != 0] for n in several if bool((g := taken.raw[n]).any())}
     short = [n for n, g in grads.items() if float((g.to(dtype) == g).float().mean()) > SHORT]
     if 2 * len(short) > len(grads):
-        because = f"the gradients of {len(taken.sum.roots)} micro-batches are summed in {dtype_name(dtype)} before "
+        because = f"the gradients of {len(seen.roots)} micro-batches are summed in {dtype_name(dtype)} before "
         because += f"update {number}: the sums of {listed(short)} have no more digits"
         yield Defect("accumulation", short[0], because)
 

@@ -220,8 +220,8 @@ class Calls:
     def of_sum(self) -> tuple[Record, list[Event], list[Called]]:
         """Returns the record of the layers, the tape, and the calls that a backward has come through."""
         # A loop may detach the output of a network. The inputs of such a call are no part of the sum.
-        unused = {id(called) for called in self.made() if not called.passes}
-        tape = needed([event for event in self.tape.events if id(event) not in unused])
+        unused = {called for called in self.made() if not called.passes}
+        tape = needed([event for event in self.tape.events if event not in unused])
         own, used = of_the_network(tape), [event for event in tape if isinstance(event, Called)]
         for called in used:
             called.given = {at: v for at, v in called.given.items() if isinstance(v, Own) or v in own}
@@ -265,18 +265,18 @@ def _one_call_each(tape: Sequence[Event]) -> list[Event]:
     if is_open(tape):
         return list(tape)
     through = {
-        id(called): [root for root in tape if isinstance(root, Root) and root.passes & called.passes]
+        called: [root for root in tape if isinstance(root, Root) and root.passes & called.passes]
         for called in tape
         if isinstance(called, Called)
     }
     made: list[Event] = []
     for place, event in enumerate(tape):
         if isinstance(event, Called):
-            first = next(iter(through[id(event)]), None)
+            first = next(iter(through[event]), None)
             # Without a root, torch.autograd.grad asked for its gradients: they are in no parameter's gradient.
             made.append(replace(event, only=frozenset() if first is None else first.passes))
         elif isinstance(event, Root):
-            if again := [c for c in tape[:place] if isinstance(c, Called) and event in through[id(c)][1:]]:
+            if again := [c for c in tape[:place] if isinstance(c, Called) and event in through[c][1:]]:
                 played = [*again, *_of_calls(again, tape[: place + 1])]
                 both = [each for each in tape[:place] if each in played]
                 made += [replace(each, only=event.passes) if isinstance(each, Called) else each for each in both]

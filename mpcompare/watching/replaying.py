@@ -105,7 +105,7 @@ class FromTheRoot(Replay):
             for begin, call in zip(seen.calls, calls, strict=True):
                 self._backward(call, self._called(replace(begin, given={}), call, values))
             return None
-        between = set(map(id, needed([event for event in events if not isinstance(event, Root)])))
+        between = set(needed([event for event in events if not isinstance(event, Root)]))
         for event in events:
             if isinstance(event, Called):
                 outputs = tree_leaves(self._called(event, calls[number], values))
@@ -116,7 +116,7 @@ class FromTheRoot(Replay):
                         if value.numel() == 1 and value.requires_grad:
                             losses.append((None, value))
             elif isinstance(event, Op):
-                is_between = id(event) in between  # two calls: it is rounded as the work between two layers is
+                is_between = event in between  # two calls: it is rounded as the work between two layers is
                 # A function that casts to 16 bits is rounded as a whole: the replay casts nothing.
                 is_short = not set(HALF).isdisjoint(event.dtypes) or "_to_copy" in event.within
                 self.loss_is_rounded |= bool(event.within)

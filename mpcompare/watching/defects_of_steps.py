@@ -113,26 +113,26 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         yield Defect("gradient scaled", "", because + f"{where}: the loss scale was updated in between")
         return
     tail_known = not any(root.hidden for root in taken.sum.roots) if taken.sum else False
-    if taken.scaled and taken.scale != 1 and found.one and math.isclose(found.factor, taken.scale, rel_tol=SAME):
+    if found.scale != 1 and found.one and math.isclose(found.factor, found.scale, rel_tol=SAME):
         because = f"the optimizer gets gradients times the loss scale {taken.scale:g} {where}: nobody divided them "
         yield Defect("gradient scaled", "", because + "by it")
-    elif taken.scaled and taken.scale != 1 and not taken.unscaled and found.factor > 1 + SAME:
+    elif found.scale != 1 and not taken.unscaled and found.factor > 1 + SAME:
         because = (
             f"the optimizer gets gradients times {short(found.factor)} {where}: they are clipped, and still scaled"
         )
         yield Defect("gradient scaled", "", because)
-    elif taken.scaled and taken.scale != 1 and math.isclose(found.factor * taken.scale, 1, rel_tol=SAME):
+    elif found.scale != 1 and math.isclose(found.factor * found.scale, 1, rel_tol=SAME):
         because = f"the gradients are divided by the loss scale {taken.scale:g} twice {where}"
         yield Defect("gradient scaled", "", because)
     if taken.unscaled and not taken.scaled and tail_known and taken.scale != 1:
         because = f"the gradients are divided by the loss scale {taken.scale:g} {where}, and the loss was not "
         yield Defect("gradient scaled", "", because + "multiplied by it")
-    adds = taken.scaled and taken.scale != 1 and _adds_before_unscaling(taken)
-    if adds and (names := [n for n in found.rest if _has_weights_added(taken, n)]):
+    adds = found.rest if found.scale != 1 and _adds_before_unscaling(taken) else ()
+    if names := [n for n in adds if _has_weights_added(taken, n)]:
         because = f"the weights of {listed(names)}, times a decay, are added to their gradients {where} before these "
         because += f"are divided by the loss scale {taken.scale:g}: the decay is divided by it, too"
         yield Defect("weight decay", names[0], because)
-    if taken.scaled and (names := found.still_scaled):
+    if names := found.still_scaled:
         because = f"the gradients of {listed(names)} are still multiplied by the loss scale {taken.scale:g} {where}, "
         yield Defect("gradient scaled", names[0], because + "and those of other parameters are not")
     if because := _clipped_with_others(taken, found):

@@ -25,9 +25,8 @@ from mpcompare.report.figures.exponents import exponents
 from mpcompare.report.figures.glance import glance
 from mpcompare.report.figures.gradient_error import gradient_error
 from mpcompare.report.figures.kit import WIDTH, nothing
-from mpcompare.report.figures.loss import loss
+from mpcompare.report.figures.loss import loss, noise
 from mpcompare.report.figures.memory import memory
-from mpcompare.report.figures.noise import noise
 from mpcompare.report.figures.texts import as_they_are, without_formulas
 from mpcompare.report.figures.times import phases, step_time
 from mpcompare.report.figures.training import training

@@ -17,7 +17,7 @@ from mpcompare.report.figures import exponents as exponent_figures
 from mpcompare.report.figures import histograms
 from mpcompare.report.figures.gradient_error import gradient_error
 from mpcompare.report.figures.judged import judged
-from mpcompare.report.figures.noise import noise
+from mpcompare.report.figures.loss import noise
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.figures.update_ratio import ROUNDOFF, lost_updates, update_ratio
 from mpcompare.report.verdicts import judge_all

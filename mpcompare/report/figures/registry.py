@@ -21,7 +21,7 @@ from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.digits import digits
 from mpcompare.report.figures.dtypes import dtypes
-from mpcompare.report.figures.exponents import exponents
+from mpcompare.report.figures.exponents import exponents, update_ratio
 from mpcompare.report.figures.glance import glance
 from mpcompare.report.figures.gradient_error import gradient_error
 from mpcompare.report.figures.kit import WIDTH, nothing
@@ -30,7 +30,6 @@ from mpcompare.report.figures.memory import memory
 from mpcompare.report.figures.texts import as_they_are, without_formulas
 from mpcompare.report.figures.times import phases, step_time
 from mpcompare.report.figures.training import training
-from mpcompare.report.figures.update_ratio import update_ratio
 
 T = TypeVar("T")
 DPI = 150

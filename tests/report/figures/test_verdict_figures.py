@@ -15,11 +15,11 @@ from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import exponents as exponent_figures
 from mpcompare.report.figures import histograms
+from mpcompare.report.figures.exponents import ROUNDOFF, lost_updates, update_ratio
 from mpcompare.report.figures.gradient_error import gradient_error
 from mpcompare.report.figures.judged import judged
 from mpcompare.report.figures.loss import noise
 from mpcompare.report.figures.registry import FIGURES
-from mpcompare.report.figures.update_ratio import ROUNDOFF, lost_updates, update_ratio
 from mpcompare.report.verdicts import judge_all
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.findings import HIGHEST, LOWEST

@@ -53,8 +53,7 @@ def compare(
     Raises:
         InputError: a value is not accepted, or no run finished.
     """
-    from mpcompare.command.callbacks import check_folder
-    from mpcompare.command.folders import free
+    from mpcompare.command.folders import check_folder, free
 
     out = None if folder is None else Path(folder).expanduser().absolute()
     objects = Objects()

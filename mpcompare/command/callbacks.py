@@ -1,7 +1,6 @@
 """Callbacks of Hydra around a run and a sweep: the output folder is tried first, the report is drawn last."""
 
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from mpcompare.command.folders import check_folder
 from mpcompare.errors import InputError, check_flag, fail, fails_on_input_errors
 
 PLANS = "hydra_plugins.mpcompare_launcher.Plan"
@@ -76,19 +76,3 @@ def _check(config: DictConfig, folder: str, below: bool) -> None:
         check_formats(asked("report.formats"))
         task = asked("task")
         check_allowed(asked("report.allow"), [OmegaConf.to_container(task)] if task else [])  # type: ignore[list-item]
-
-
-def check_folder(field: str, name: str, below: bool) -> None:
-    """Raises InputError if the folder cannot be written, or if it, or a folder ``below`` it, holds a run: two runs
-    would be mixed."""
-    from mpcompare.records import check_unused
-
-    folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        accepted = f"cannot write there ({error.strerror}); name a folder that can be written"
-        raise InputError(field, name, accepted) from None
-    check_unused(field, folder, below)

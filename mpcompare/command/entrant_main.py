@@ -20,7 +20,7 @@ from hydra.core.utils import JobRuntime, run_job, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from mpcompare.command.lock import locked
+from mpcompare.command.folders import locked
 from mpcompare.errors import InputError, fail
 from mpcompare.interrupt import interruptible
 from mpcompare.race.orders import Order, Turn, Turns

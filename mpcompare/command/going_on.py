@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mpcompare import records
-from mpcompare.command.lock import locked
+from mpcompare.command.folders import locked
 from mpcompare.command.sweep import Job
 from mpcompare.errors import InputError
 from mpcompare.records import BLOCKS, CHECKPOINTS, MACHINE, PLANNED, RESULT, TIMES, WENT_ON

@@ -20,10 +20,10 @@ from mpcompare import records
 from mpcompare.command import race_file
 from mpcompare.command.belongings import Belongings, belongings
 from mpcompare.command.faults import WRONG_INPUT
+from mpcompare.command.folders import locked
 from mpcompare.command.forks import fork_server
 from mpcompare.command.going_on import finished, ready, take_over
 from mpcompare.command.job import run
-from mpcompare.command.lock import locked
 from mpcompare.command.plan import rules_of, sections_of, stages_of
 from mpcompare.command.process import GRACE_S, Process
 from mpcompare.command.sweep import Job, races_of

@@ -15,7 +15,7 @@ import pytest
 from support.command import SMALL
 
 from mpcompare.command import race_file
-from mpcompare.command.lock import locked
+from mpcompare.command.folders import locked
 from mpcompare.errors import InputError
 
 # Fields that a clock or a meter has read, that are drawn at random with each block, or that name the folder.
@@ -166,7 +166,7 @@ def test_a_race_that_another_process_runs_is_waited_for(tmp_path):
     file = tmp_path / "000.json"
     file.write_text("{}")
     script = (
-        "import sys; from pathlib import Path; from mpcompare.command.lock import locked\n"
+        "import sys; from pathlib import Path; from mpcompare.command.folders import locked\n"
         "with locked(Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(

@@ -27,23 +27,20 @@ SHARES = {
     "grad_nonfinite": "gradients that are\ninf or NaN in %",
     "lost_updates": "updates that\nare lost in %",
 }
-Placed = tuple[int, Entry]  # a finished run and its place, which has the same colour in every figure
-Panel = Callable[[Axes, Sequence[Placed]], None]
+Panel = Callable[[Axes, Sequence[Entry]], None]  # draws all finished runs: the place of a run has a colour
 
 
 def training(report: Report) -> Figure | None:
     """Draws a part for each comparison, with the panels that it has something for; None where none has any."""
     panels = [_panels(comparison) for comparison in report.finished]
     most = max(map(len, panels), default=0)
-    drawn = [
-        (own, list(enumerate(comparison.finished))) if own else None
-        for own, comparison in zip(panels, report.finished, strict=True)
-    ]
+    runs = [comparison.finished for comparison in report.finished]
+    drawn = [(own, entries) if own else None for own, entries in zip(panels, runs, strict=True)]
     missing = "nothing to show: rate and scale never change, and nothing was monitored"
     return parts_of(report.finished, drawn, partial(_draw, most=most), 1.2 + 1.7 * most, missing=missing)
 
 
-def _draw(part: SubFigure, drawn: tuple[Sequence[Panel], Sequence[Placed]], most: int) -> None:
+def _draw(part: SubFigure, drawn: tuple[Sequence[Panel], Sequence[Entry]], most: int) -> None:
     """Draws the panels into the first of ``most`` rows, which are of one height in all parts; the others stay empty."""
     panels, entries = drawn
     rows = part.subplots(most, 1, sharex=True, squeeze=False)[:, 0]
@@ -52,22 +49,20 @@ def _draw(part: SubFigure, drawn: tuple[Sequence[Panel], Sequence[Placed]], most
         axes.grid(alpha=0.3)
     for axes in rows[len(panels) :]:
         axes.set_axis_off()
-    warmup = int(_series(entries[0][1], "warmup").sum())
+    warmup = int(_series(entries[0], "warmup").sum())
     last = rows[len(panels) - 1]
     for axes in rows[: len(panels)]:
         axes.axvspan(0.5, warmup + 0.5, color="0.92", zorder=0, visible=warmup > 0)
         axes.tick_params(labelbottom=axes is last)
     last.set_xlabel("step" + _notes(entries))
     last.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    runs = [Line2D([], [], label=entry.label, **line(place)) for place, entry in entries]
-    legend(part, runs, [entry.label for _, entry in entries])
+    runs = [Line2D([], [], label=entry.label, **line(place)) for place, entry in enumerate(entries)]
+    legend(part, runs, [entry.label for entry in entries])
 
 
 def _series(entry: Entry, name: str) -> pd.Series:
     """The values of a field of ``steps.csv``, by step; all NaN where there is none."""
-    steps = entry.run.steps
-    values = steps[name].to_numpy(dtype=float) if name in steps else np.full(len(steps), np.nan)
-    return pd.Series(values, index=steps["step"].to_numpy())
+    return entry.run.steps.set_index("step").reindex(columns=[name])[name].astype(float)
 
 
 def _panels(comparison: Comparison) -> list[Panel]:
@@ -86,66 +81,66 @@ def scales(entry: Entry) -> bool:
     return bool((_series(entry, "loss_scale") != 1).any())
 
 
-def _notes(entries: Sequence[Placed]) -> str:
+def _notes(entries: Sequence[Entry]) -> str:
     """The meaning of the marks, and the shares that are always 0."""
-    notes = ["grey: warm-up"] if _series(entries[0][1], "warmup").any() else []
-    if any(_series(entry, "skipped").any() for _, entry in entries):
+    notes = ["grey: warm-up"] if _series(entries[0], "warmup").any() else []
+    if any(_series(entry, "skipped").any() for entry in entries):
         notes.append("x: skipped")
-    if any(np.isinf(_series(entry, "grad_norm")).any() for _, entry in entries):
+    if any(np.isinf(_series(entry, "grad_norm")).any() for entry in entries):
         notes.append("triangle: inf")
     never = [
         label.replace("\n", " ").removesuffix(" in %")
         for name, label in SHARES.items()
-        if len(shares := pd.concat([_series(entry, name).dropna() for _, entry in entries])) and (shares == 0).all()
+        if len(shares := pd.concat([_series(entry, name).dropna() for entry in entries])) and (shares == 0).all()
     ]
     meanings = f"   ({'; '.join(notes)})" if notes else ""
     return meanings + (f"\nno {', no '.join(never)}" if never else "")
 
 
-def _rate(axes: Axes, entries: Sequence[Placed]) -> None:
-    for place, entry in entries:
+def _rate(axes: Axes, entries: Sequence[Entry]) -> None:
+    for place, entry in enumerate(entries):
         rate = _series(entry, "lr").dropna()
         axes.step(rate.index, rate, where="mid", **line(place))
     axes.set_ylabel("learning rate")
     axes.set_ylim(bottom=0)
 
 
-def _scale(axes: Axes, entries: Sequence[Placed]) -> None:
+def _scale(axes: Axes, entries: Sequence[Entry]) -> None:
     """The loss scale of the runs that scale, skipped steps marked."""
-    scaled = [(place, entry) for place, entry in entries if scales(entry)]
-    for place, entry in scaled:
-        scale = _series(entry, "loss_scale")
+    scaled = {place: _series(entry, "loss_scale") for place, entry in enumerate(entries) if scales(entry)}
+    for place, scale in scaled.items():
+        entry = entries[place]
         axes.step(scale.index, scale, where="mid", label=entry.label, **line(place))
         skipped = scale[_series(entry, "skipped") != 0]
         axes.plot(skipped.index, skipped, "x", color=colour(place), markersize=max(13 - 3 * place, 5))
     axes.set_yscale("log", base=2)
-    _fit(axes, [_series(entry, "loss_scale") for _, entry in scaled])
+    _fit(axes, list(scaled.values()))
     axes.set_ylabel("loss scale")
 
 
-def _norm(axes: Axes, entries: Sequence[Placed]) -> None:
+def _norm(axes: Axes, entries: Sequence[Entry]) -> None:
     """The norm before clipping, in the steps that have one; and the norm to which gradients are clipped."""
-    for place, entry in entries:
+    for place, entry in enumerate(entries):
         norm = _series(entry, "grad_norm").dropna()
         finite = norm[np.isfinite(norm) & (norm > 0)]
         axes.plot(finite.index, finite, **_points(place, entry, norm))
         at_the_top(axes, norm.index[~np.isfinite(norm)], colour(place), 0.95)
-    limits = {entry.run.result.config["task"].get("clip_norm") for _, entry in entries} - {None}
+    limits = {entry.run.result.config["task"].get("clip_norm") for entry in entries} - {None}
     for limit in limits:
         axes.axhline(limit, color="0.2", linestyle="--", linewidth=1.2)
         axes.annotate("clipped to", (1, limit), (-4, 3), xycoords=axes.get_yaxis_transform(), fontsize=8,
                       textcoords="offset points", ha="right")  # fmt: skip
     axes.set_yscale("log")
-    _fit(axes, [_series(entry, "grad_norm") for _, entry in entries], *limits)
+    _fit(axes, [_series(entry, "grad_norm") for entry in entries], *limits)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel("norm of the\ngradients")
 
 
-def _share(name: str, axes: Axes, entries: Sequence[Placed]) -> None:
-    percents = [100 * _series(entry, name).dropna() for _, entry in entries]
-    for (place, entry), values in zip(entries, percents, strict=True):
+def _share(name: str, axes: Axes, entries: Sequence[Entry]) -> None:
+    percents = [100 * _series(entry, name).dropna() for entry in entries]
+    for place, (entry, values) in enumerate(zip(entries, percents, strict=True)):
         axes.plot(values.index, values, **_points(place, entry, values))
     if name != "grad_zero":  # relu makes many zeros: only there differences matter more than orders
         _decades(axes, pd.concat(percents))

@@ -170,14 +170,7 @@ class TrainingRecord:
 
 
 @dataclass(frozen=True)
-class ObservedRecord:
-    """The part on the layers."""
-
-    module_dtypes: dict[str, dict[str, str]]  # mpcompare.contract.Backend.module_dtypes
-
-
-@dataclass(frozen=True)
-class ExaminedRecord(ObservedRecord):
+class ExaminedRecord:
     """The part of a run that was examined."""
 
     examine_s: float  # the seconds that the examination took
@@ -253,7 +246,7 @@ class Result:
     resumed_from: ResumeFields | None = None  # None where training began at its beginning
     went_on: WentOn | None = None  # None unless the run goes on with one of a sweep that was killed
     training: TrainingRecord | None = None
-    observed: ObservedRecord | None = None
+    module_dtypes: dict[str, dict[str, str]] | None = None  # mpcompare.contract.Backend.module_dtypes
     examined: ExaminedRecord | None = None
     blocks: BlocksRecord | None = None
     compared: ComparedRecord | None = None
@@ -277,9 +270,8 @@ class Finished(Result):
 
 
 PARTS: dict[str, Any] = {
-    "set_up": SetUpRecord, "machine": ProvenanceRecord, "training": TrainingRecord, "observed": ObservedRecord,
-    "examined": ExaminedRecord, "blocks": BlocksRecord, "compared": ComparedRecord, "phases": PhasesRecord,
-    "memory": MemoryRecord,
+    "set_up": SetUpRecord, "machine": ProvenanceRecord, "training": TrainingRecord, "examined": ExaminedRecord,
+    "blocks": BlocksRecord, "compared": ComparedRecord, "phases": PhasesRecord, "memory": MemoryRecord,
 }  # fmt: skip
 # The types of all fields, by their names in the file; the last two are tables that may hold more.
 TYPES = {name: of for part in (Finished, *PARTS.values()) for name, of in get_type_hints(part).items()}

@@ -3,12 +3,11 @@
 import logging
 import time
 from collections.abc import Generator
-from typing import Any
 
 from mpcompare.entrant.evaluation import held_out_of
-from mpcompare.entrant.state import Entrant, Pass
+from mpcompare.entrant.state import Entrant, Fields, Pass
 from mpcompare.errors import first_line, want_of_memory
-from mpcompare.fields import ExaminedRecord, ObservedRecord
+from mpcompare.fields import ExaminedRecord
 from mpcompare.instruments import heap, memory_limit
 from mpcompare.precision import PRECISIONS
 from mpcompare.race.orders import Progress
@@ -20,7 +19,7 @@ from mpcompare.verdict.findings import to_document
 log = logging.getLogger(__name__)
 
 
-def take(entrant: Entrant) -> Pass[ObservedRecord]:
+def take(entrant: Entrant) -> Pass[Fields]:
     """Needs ``setup``, ``start``, ``trained``, ``memory`` and ``stepper``, which it frees if it does not examine the
     backend. Ends ``clean``, and leaves nothing."""
     setup, enabled, stopped = entrant.setup, entrant.plan.verdict.enabled, ""
@@ -38,17 +37,17 @@ def take(entrant: Entrant) -> Pass[ObservedRecord]:
             del entrant.stepper
         seconds = time.monotonic() - began
         yield Progress(0, 1, "dtypes of each layer")
-        dtypes: Any = setup.new_backend().module_dtypes(*next(setup.batches())[0])
+        dtypes = setup.new_backend().module_dtypes(*next(setup.batches())[0])
     if not enabled:
-        return ObservedRecord(module_dtypes=dtypes)
-    return ExaminedRecord(
-        module_dtypes=dtypes,
+        return {"module_dtypes": dtypes}
+    examined = ExaminedRecord(
         examine_s=seconds,
         examine_foretold_bytes=needed,
         examine_peak_bytes=peak,
         examine_refused=refused,
         examine_stopped=stopped,
     )
+    return {"module_dtypes": dtypes, **vars(examined)}
 
 
 def _foretold(entrant: Entrant, held: int) -> int | None:

@@ -34,7 +34,7 @@ class DtypesRow(Row):
 
 def layers_of(entry: Entry) -> Layers:
     """Returns the dtypes of each layer; empty where none were observed."""
-    return entry.run.result.observed.module_dtypes if entry.run.result.observed else {}
+    return entry.run.result.module_dtypes or {}
 
 
 def observed(comparison: Comparison) -> list[Entry]:

@@ -82,7 +82,7 @@ def examined_of(run: Run) -> Examined | None:
         dtypes=result.training.dtypes,
         findings=run.findings,
         steps=run.steps,
-        layers=result.observed.module_dtypes if result.observed else {},
+        layers=result.module_dtypes or {},
         start=run.start,
         timed=Timed(result.compared, run.blocks) if result.compared else None,
     )

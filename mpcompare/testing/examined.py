@@ -13,7 +13,7 @@ import pandas as pd
 from mpcompare.contract import Batches, Stepper
 from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import held_out_of
-from mpcompare.fields import ObservedRecord, Result, TrainingRecord
+from mpcompare.fields import Result, TrainingRecord
 from mpcompare.loss_scale import LossScale, auto
 from mpcompare.precision import PRECISIONS
 from mpcompare.records import BLOCKS, finite, numbers
@@ -79,7 +79,7 @@ def examined_run(
     )  # fmt: skip
     result = Result(
         status="ok", backend=name, precision=candidate.precision, task="task", batch_size=task.batch_size, seed=seed,
-        config={"task": {}}, training=training, observed=ObservedRecord(layers),
+        config={"task": {}}, training=training, module_dtypes=layers,
     )  # fmt: skip
     return Run(Path(name), name, result, pd.DataFrame(rows), no_rows(BLOCKS), findings)
 

@@ -232,7 +232,7 @@ def test_the_console_names_what_differs_in_forward_from_a_baseline_in_the_same_p
 def test_the_table_holds_a_row_for_each_layer_and_run(comparison, tmp_path):
     data.dtypes_csv(Report([comparison], "amp"), tmp_path)
     table = pd.read_csv(tmp_path / "dtypes.csv")
-    assert len(table) == 4 * len(comparison.entries[0].run.result.observed.module_dtypes)
+    assert len(table) == 4 * len(comparison.entries[0].run.result.module_dtypes)
     found = table[(table["run"] == 1) & (table["layer"] == "blocks.0.up")].iloc[0]
     assert (found["label"], found["kind"], found["weight"]) == ("master_weights bf16", "Linear", "bf16")
 

@@ -37,8 +37,8 @@ def test_the_run_goes_on_without_a_verdict(error, said, tmp_path, monkeypatch):
 
 def test_its_verdict_says_why(tmp_path):
     for backend, stopped in (("amp", "out of memory"), ("mine", "")):
-        part = ExaminedRecord({}, 1.0, None, None, examine_refused="", examine_stopped=stopped)
-        write_run(tmp_path / backend, backend, **vars(part))
+        part = ExaminedRecord(1.0, None, None, examine_refused="", examine_stopped=stopped)
+        write_run(tmp_path / backend, backend, module_dtypes={}, **vars(part))
     amp, mine = read_run(tmp_path / "amp"), read_run(tmp_path / "mine")
     assert str(judge_run(amp, amp)) == str(judge_run(mine, amp)) == "not examined: examination"
     assert judge_run(amp, amp).because == "the examination stopped: out of memory"

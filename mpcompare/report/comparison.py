@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from mpcompare.phases import Phase
+from mpcompare.phases import PHASES, WHOLE_STEP, Phase
 from mpcompare.race.intervals import Interval, ratio, unpaired_ratio
 from mpcompare.records import MACHINE, PLANNED
 from mpcompare.report.comparable import OBSERVED, check_comparable, differing, facet, group, short_names, varied
@@ -22,9 +22,8 @@ from mpcompare.verdict.judge.word import Word
 
 def phases_of(runs: Iterable[Run]) -> list[Phase]:
     """Returns the phases in which any of these finished runs works, in their order; the whole step comes last."""
-    times = sorted((run.finished.phases.phase_ms for run in runs), key=len, reverse=True)
-    named = dict.fromkeys(phase for phase_ms in times for phase in phase_ms)
-    return [phase for phase in named if any(phase_ms.get(phase) is not None for phase_ms in times)]
+    worked = {phase for run in runs for phase, ms in run.finished.phases.phase_ms.items() if ms is not None}
+    return [phase for phase in (*PHASES, WHOLE_STEP) if phase in worked]
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,7 @@ def take(entrant: Entrant) -> Pass[BlocksRecord]:
     if examined:  # the backend took a step more in its examination, and goes on from here with a timed block
         trained = replace(trained, state=entrant.shared.aside(entrant.stepper.backend.state_dict()))
     settle()
-    step_ms: list[float] = []
-    unfinished = 0  # blocks whose weights went on changing after the clock had stopped
+    rows: list[dict[str, Any]] = []
     ends: dict[int, Ended] = {}  # the end of each block, by its round: any block may be compared
     with meter.frozen():
         text = _describe_training(entrant)
@@ -52,14 +51,13 @@ def take(entrant: Entrant) -> Pass[BlocksRecord]:
             row, end = yield from _block(setup, trained, trial, order, kept=examined)
             meter.release()
             entrant.recorder.append(BLOCKS, [{**row, **waited, "settled": settle()}])
-            step_ms.append(row["step_ms"])
-            unfinished += not row["finished"]
+            rows.append(row)
             if end:
                 ends[row["round"]] = end
             rest.start()
             order = yield Turn()
     assert isinstance(order, Finish)
-    part = _part(setup, step_ms, order, unfinished)
+    part = _part(setup, rows, order)
     if not examined:
         return part
     stepper = Stepper(entrant.stepper.backend, setup.task.new_rates(trained.updates))
@@ -113,8 +111,8 @@ def _block(
     return row, Ended((order.seed, now.seed), (first, timed.loss), sample, left)
 
 
-def _part(setup: Setup, step_ms: list[float], finish: Finish, unfinished: int) -> BlocksRecord:
-    task, timed = setup.task, percentiles(step_ms)
+def _part(setup: Setup, rows: list[dict[str, Any]], finish: Finish) -> BlocksRecord:
+    task, timed = setup.task, percentiles([row["step_ms"] for row in rows])
     seconds = timed["step_ms_p50"] / 1e3
     x, y = next(setup.batches())[0]
     micro_batch_flops = step_flops(setup.model, task.loss_fn, x, y)
@@ -125,7 +123,7 @@ def _part(setup: Setup, step_ms: list[float], finish: Finish, unfinished: int) -
         flops_per_step=flops,
         tflops=None if flops is None else flops / seconds / 1e12,
         timing=finish,
-        timed_unfinished=unfinished,
+        timed_unfinished=sum(not row["finished"] for row in rows),
     )
 
 

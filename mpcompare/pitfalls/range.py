@@ -1,17 +1,19 @@
-"""The ends of a format and the gap next to 1: numbers that become 0, inf, or do not move."""
+"""The ends of a format and the gaps between its numbers: numbers that become 0 or inf, do not move, or share one."""
 
 from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.pitfalls.grid import gap, next_above, next_below, smallest, stored
-from mpcompare.pitfalls.pitfall import Line, in_formats, number, pitfall
+from mpcompare.pitfalls.pitfall import COMPARED, Line, in_formats, number, pitfall
 from mpcompare.pitfalls.sums import UPDATES, added
 
 MICIKEVICIUS = "Micikevicius et al., Mixed Precision Training, arXiv 1710.03740"
 SCALE = DynamicLossScale().scale
+LENGTH, POSITION = 4096, 1001  # of a sequence
 
 
 @pitfall(
@@ -107,4 +109,44 @@ def lost_update() -> Iterator[Line]:
         "the same on an fp32 master, then rounded",
         in_formats(lambda dtype: updated(torch.float32).to(dtype)),
         f"The master reaches {number(float(updated(torch.float32)))}, and is rounded once.",
+    )
+
+
+def first_missing(dtype: torch.dtype) -> int:
+    """Returns the first integer from 0 that is not a number of ``dtype``: one above the power of two whose gap is 2."""
+    return next(2**k + 1 for k in range(64) if gap(2.0**k, dtype) > 1)
+
+
+@pitfall(
+    "Are positions above 256 kept?",
+    "Keep positions as integers, compute angles in fp32, and round cosine and sine at the end.",
+    "Wang et al., When Precision Meets Position, arXiv 2411.13476; Su et al., RoFormer, arXiv 2104.09864",
+)
+def positions() -> Iterator[Line]:
+    digits = ", ".join(f"{format.name} has {format.mantissa_bits + 1}" for format in COMPARED)
+    stored_position = in_formats(lambda dtype: stored(POSITION, dtype))
+
+    def angle(dtype: torch.dtype) -> Tensor:
+        return stored(POSITION, dtype).cos()
+
+    yield Line(
+        "the first position that is not stored",
+        in_formats(first_missing),
+        f"{digits} significant bits: every integer is there up to 2 to that power.",
+    )
+    yield Line(
+        "different values of positions 0 to 4,095",
+        in_formats(lambda dtype: len(torch.arange(LENGTH).to(dtype).unique())),
+        f"From 2,048 on bf16's numbers are {number(gap(2048.0, torch.bfloat16))} apart, and so many positions "
+        "share one.",
+    )
+    yield Line(
+        "position 1,001 is stored as",
+        stored_position,
+        f"bf16's neighbours there are {number(gap(stored_position['bf16'], torch.bfloat16))} apart.",
+    )
+    yield Line(
+        "cos(1,001), the fastest angle of RoPE",
+        in_formats(angle),
+        f"bf16 takes the cosine of {number(stored_position['bf16'])}; exact is {number(float(angle(torch.float64)))}.",
     )

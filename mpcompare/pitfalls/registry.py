@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from mpcompare.pitfalls.norms import layer_norm, mean_of_squares, norm
 from mpcompare.pitfalls.optimizers import adam_eps, beta2, step_counter
 from mpcompare.pitfalls.pitfall import Pitfall
-from mpcompare.pitfalls.positions import positions
-from mpcompare.pitfalls.range import lost_update, overflow, underflow
+from mpcompare.pitfalls.range import lost_update, overflow, positions, underflow
 from mpcompare.pitfalls.softmax import softmax
 from mpcompare.pitfalls.sums import kahan, stochastic_rounding, sums
 

@@ -19,7 +19,6 @@ class Allocation:
     """A storage, or the memory that a kernel holds while it runs."""
 
     bytes: int  # its size
-    op: str  # the operator that made it
     cast_of_param: bool = False  # whether it is a parameter, cast to another dtype
     inside: bool = False  # whether it is memory inside a kernel, and no tensor
     phase: str = ""  # the phase of the step in which it was made; empty before :meth:`Live.end_phase`
@@ -71,11 +70,11 @@ class Live(TorchDispatchMode):
         new = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
         before = len(self.changes)
         for tensor in new:
-            self._add(tensor, Allocation(tensor.untyped_storage().nbytes(), str(func), cast_of_param=cast))
+            self._add(tensor, Allocation(tensor.untyped_storage().nbytes(), cast_of_param=cast))
         if self.kernels is not None:
             made = sum(size for size, _ in self.changes[before:])
             if size := self.kernels.inside(func, args, kwargs, made):
-                held = Allocation(size, str(func), inside=True)
+                held = Allocation(size, inside=True)
                 self.changes += [(size, held), (-size, held)]
         return result
 

@@ -32,8 +32,7 @@ def main() -> None:
         subject = subject_of(wish)
         kernels = subject.is_task if args.kernels is None else args.kernels
         footprints = survey(subject, MeasuredKernels() if kernels else None)
-    from mpcompare.footprint.figure import draw
-    from mpcompare.footprint.table import show
+    from mpcompare.footprint.shown import draw, show
 
     show(subject.title, footprints, kernels)
     if not any(isinstance(f, Footprint) for f in footprints.values()):

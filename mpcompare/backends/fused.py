@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.layer_dtypes.by_hand import layer_dtypes_of_mlp
+from mpcompare.backends.layer_dtypes.table import layer_dtypes_of_mlp
 from mpcompare.backends.memory_models.fused import fused_peak
 from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.dtypes import dtype_name, torch_dtype

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.layer_dtypes.by_hand import layer_dtypes_of_mlp
+from mpcompare.backends.layer_dtypes.table import layer_dtypes_of_mlp
 from mpcompare.backends.memory_models.scratch import scratch_peak
 from mpcompare.contract import MemoryModel, ModuleDtypes, State
 from mpcompare.dtypes import dtype_name, torch_dtype

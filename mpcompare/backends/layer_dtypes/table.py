@@ -1,6 +1,9 @@
-"""The table of dtypes by layer, and the conditions under which an operator or a tensor counts in it."""
+"""The table of dtypes by layer, and the conditions under which an operator or a tensor counts in it.
 
-from collections.abc import Iterable, Mapping
+The table of an MLP that is computed by hand is read from the tensors of a step: there is no module to look into.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 from mpcompare.contract import ModuleDtypes
 from mpcompare.dtypes import dtype_name
 from mpcompare.fields import LOSS as LOSS
+from mpcompare.tasks.mlp import PlainMlp
+from mpcompare.tasks.task import Params
 
 COLUMNS = ("master", "weight", "input", "computes", "output", "gradient", "backward")
 aten = torch.ops.aten
@@ -81,3 +86,37 @@ class LayerDtypes:
                 **{column: joined(row.get(column, ())) for column in COLUMNS[2:]},
             }
         return table
+
+
+def layer_dtypes_of_mlp(
+    mlp: PlainMlp,
+    masters: Params,
+    params: Params,
+    z: Sequence[torch.dtype],
+    grads: Params,
+    loss: Mapping[str, torch.dtype],
+) -> ModuleDtypes:
+    """Returns the table of :meth:`mpcompare.contract.Backend.module_dtypes`; relu is part of its layer.
+
+    Args:
+        masters, params: ``W1, b1, ...``: the parameters that the optimizer updates, and the copies that are multiplied.
+        z: dtypes of the inputs of each layer, and of the output.
+        grads: the gradients as the products made them; the gradient of a bias is a sum of its layer's ``da``, in the
+            same dtype.
+        loss: the cells of the loss that are known.
+    """
+    rows: ModuleDtypes = {}
+    for number, layer in enumerate(mlp.layers, start=1):
+        W, given, da = params[f"W{number}"].dtype, z[number - 1], grads[f"b{number}"].dtype
+        row = {
+            "master": [masters[f"W{number}"].dtype, masters[f"b{number}"].dtype],
+            "weight": [W, params[f"b{number}"].dtype],
+            "input": [given],
+            "computes": [given, W],
+            "output": [z[number]],
+            "gradient": [da],
+            "backward": [given, W, da],
+        }
+        rows[layer] = {"kind": "Linear", **{column: joined(dtypes) for column, dtypes in row.items()}}
+    of_loss = {column: joined([loss[column]] if column in loss else []) for column in COLUMNS}
+    return {**rows, LOSS: {"kind": "loss", **of_loss}}

@@ -56,11 +56,15 @@ class TorchModel:
         self.loss, self.observed = loss, {"activations": output.dtype, "loss": loss.dtype}
         return loss.detach()
 
+    def as_shown(self, tensors: Params) -> Params:
+        """Returns buffers, gradients or moments as the harness is shown them: as they are, in most backends."""
+        return tensors
+
     def buffers(self) -> Params:
-        return buffers_of(self.model)
+        return self.as_shown(buffers_of(self.model))
 
     def grads(self) -> Params:
-        return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        return self.as_shown({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None})
 
     def loss_scale(self) -> float | Tensor:
         return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale; get_scale() would wait
@@ -82,10 +86,11 @@ class TorchModel:
         if hasattr(self, "scaler") and self.scaler.is_enabled():
             scaler = self.scaler.state_dict()
             loss_scale = {"scale": scaler["scale"], "growth_tracker": scaler["_growth_tracker"]}
+        moments = optimizer_state(self.optimizer, self.updated_params())
         return {
             "params": self.master_params(),
             "buffers": self.buffers(),
-            "optimizer": optimizer_state(self.optimizer, self.updated_params()),
+            "optimizer": {kind: self.as_shown(tensors) for kind, tensors in moments.items()},
             "loss_scale": loss_scale,
         }
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
-from mpcompare.contract import ModuleDtypes, State, show_gradients
+from mpcompare.contract import ModuleDtypes, show_gradients
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
@@ -49,22 +49,10 @@ class Bf16Weights(Fp32):
         super().clip()
         self.grad_norm = None if self.grad_norm is None else self.grad_norm.float()
 
-    # The harness asks for fp32, which holds every bf16 number.
-
-    def buffers(self) -> Params:
-        return _in_fp32(super().buffers())
-
-    def grads(self) -> Params:
-        return _in_fp32(super().grads())
-
-    def state_dict(self) -> State:
-        state = super().state_dict()
-        return {**state, "optimizer": {kind: _in_fp32(tensors) for kind, tensors in state["optimizer"].items()}}
+    def as_shown(self, tensors: Params) -> Params:
+        """Returns them in fp32, for which the harness asks, and which holds every bf16 number."""
+        return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         lr = self.task.optimizer.lr
         return layer_dtypes_of_step(self.model, self.updated_params(), lambda: show_gradients(self, [(x, y)], lr)[0])
-
-
-def _in_fp32(tensors: Params) -> Params:
-    return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}

@@ -55,14 +55,10 @@ class Fsdp2(Amp):
     # The harness is shown whole tensors: in one process a shard is one, and shares its memory.
 
     def own_params(self) -> Params:
-        return _all_whole(super().own_params())
+        return self.as_shown(super().own_params())
 
-    def grads(self) -> Params:
-        return _all_whole(super().grads())
-
-    def state_dict(self) -> State:
-        state = super().state_dict()
-        return {**state, "optimizer": {kind: _all_whole(tensors) for kind, tensors in state["optimizer"].items()}}
+    def as_shown(self, tensors: Params) -> Params:
+        return {name: _whole(t) for name, t in tensors.items()}
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
@@ -73,10 +69,6 @@ class Fsdp2(Amp):
             for kind, value in moments.items():
                 if value.dim():
                     moments[kind] = DTensor.from_local(value, p.device_mesh, p.placements)
-
-
-def _all_whole(tensors: Params) -> Params:
-    return {name: _whole(t) for name, t in tensors.items()}
 
 
 def _whole(tensor: Tensor) -> Tensor:

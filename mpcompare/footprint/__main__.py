@@ -11,35 +11,32 @@ from mpcompare.streams import lasting
 
 
 @lasting()
+@fails_on_input_errors()
 def main() -> None:
     args = _parser().parse_args()
     # torch takes seconds to import: --help stays quick
     from mpcompare.footprint.count import Footprint, survey
     from mpcompare.footprint.fake import MeasuredKernels
+    from mpcompare.footprint.shown import draw, show
     from mpcompare.footprint.subject import Wish, subject_of
 
     warnings.filterwarnings("ignore", message=".*FakeTensor.*")
     # A shape that does not fit is said in one line below.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
-    with fails_on_input_errors():
-        if args.out is not None:
-            check_figure(args.out)
-        for option, value in (("--batch", args.batch), ("--length", args.length)):
-            if value is not None:
-                check_whole(option, value, at_least=1)
-        shape = _shape(args.shape)
-        wish = Wish(args.name, args.arguments, args.batch, args.length, shape, args.optimizer)
-        subject = subject_of(wish)
-        kernels = subject.is_task if args.kernels is None else args.kernels
-        footprints = survey(subject, MeasuredKernels() if kernels else None)
-    from mpcompare.footprint.shown import draw, show
-
+    if args.out is not None:
+        check_figure(args.out)
+    for option, value in (("--batch", args.batch), ("--length", args.length)):
+        if value is not None:
+            check_whole(option, value, at_least=1)
+    wish = Wish(args.name, args.arguments, args.batch, args.length, _shape(args.shape), args.optimizer)
+    subject = subject_of(wish)
+    kernels = subject.is_task if args.kernels is None else args.kernels
+    footprints = survey(subject, MeasuredKernels() if kernels else None)
     show(subject.title, footprints, kernels)
     if not any(isinstance(f, Footprint) for f in footprints.values()):
         fail(f"NAME={args.name}: no recipe could take a step")
     if args.out is not None:
-        with fails_on_input_errors():
-            save_figure(draw(subject.title, footprints), args.out)
+        save_figure(draw(subject.title, footprints), args.out)
 
 
 def _parser() -> argparse.ArgumentParser:

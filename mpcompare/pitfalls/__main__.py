@@ -22,6 +22,7 @@ RESULT = 12  # characters: the longest result, 0.000100017, and a space
 
 
 @lasting()
+@fails_on_input_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m mpcompare.pitfalls",
@@ -32,17 +33,16 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the names and their questions, and compute nothing")
     add_out(parser, "the figure of the formats' numbers", "pitfalls.png")
     args = parser.parse_args()
-    with fails_on_input_errors():
-        for name in args.names:
-            check_choice("pitfall", name, PITFALLS)
-        if args.out:
-            check_figure(args.out)
-        chosen = [PITFALLS[name] for name in dict.fromkeys(args.names)] or list(PITFALLS.values())
-        (show_names if args.list else show)(Console(), chosen)
-        if args.out:
-            from mpcompare.pitfalls.figure import formats  # matplotlib takes longer to import than all above to compute
+    for name in args.names:
+        check_choice("pitfall", name, PITFALLS)
+    if args.out:
+        check_figure(args.out)
+    chosen = [PITFALLS[name] for name in dict.fromkeys(args.names)] or list(PITFALLS.values())
+    (show_names if args.list else show)(Console(), chosen)
+    if args.out:
+        from mpcompare.pitfalls.figure import formats  # matplotlib takes longer to import than all above to compute
 
-            save_figure(formats(), args.out)
+        save_figure(formats(), args.out)
 
 
 def show(console: Console, pitfalls: Iterable[Pitfall]) -> None:

@@ -18,12 +18,12 @@ WIDEST = 110  # characters: on a wider console a row's numbers would lie far fro
 
 
 @lasting()
+@fails_on_input_errors()
 def main() -> None:
     args = _parser().parse_args()
-    with fails_on_input_errors():
-        names = _checked(args)
-        steps, title = _steps(args)
-        _compare(names, steps, title, args)
+    names = _checked(args)
+    steps, title = _steps(args)
+    _compare(names, steps, title, args)
 
 
 def _parser() -> argparse.ArgumentParser:

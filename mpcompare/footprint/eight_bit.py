@@ -62,13 +62,3 @@ class EightBitMoments(torch.optim.Optimizer):
                 else:
                     is_large = isinstance(value, Tensor) and value.numel() >= SMALLEST
                     kept[kind] = Quantized(value) if is_large else value
-
-
-class WithEightBitMoments:
-    """An :class:`~mpcompare.tasks.optimizers.Optimizer` that makes :class:`EightBitMoments`."""
-
-    def __init__(self, rule: Optimizer) -> None:
-        self.rule, self.lr = rule, rule.lr
-
-    def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> EightBitMoments:
-        return EightBitMoments(params, self.rule)

@@ -1,8 +1,8 @@
 """The recipes: the ways to hold and to train a network whose bytes are compared."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -10,10 +10,9 @@ from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.master_weights import MasterWeights
 from mpcompare.backends.peers.bf16_weights import Bf16Weights
-from mpcompare.footprint.eight_bit import WithEightBitMoments
+from mpcompare.footprint.eight_bit import EightBitMoments
 from mpcompare.footprint.int8 import Int8Inference
 from mpcompare.loss_scale import NoLossScale
-from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.tasks.task import Task
 
 
@@ -31,8 +30,9 @@ def _trained(backend: Any, precision: str = "bf16") -> Callable[[nn.Module, Task
 
 
 def _eight_bit_moments(model: nn.Module, task: Task) -> Amp:
-    rule = cast(Optimizer, WithEightBitMoments(task.optimizer))  # a backend asks it for lr and make alone
-    return Amp(model, replace(task, optimizer=rule), "bf16", NoLossScale())
+    backend = Amp(model, task, "bf16", NoLossScale())
+    backend.optimizer = EightBitMoments(backend.model.parameters(), task.optimizer)
+    return backend
 
 
 RECIPES = (

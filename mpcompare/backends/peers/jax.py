@@ -26,7 +26,7 @@ from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, requi
 from mpcompare.promises import Promises
 from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.mlp import plain_mlp
-from mpcompare.tasks.optimizers import AdamW, Sgd, require_known
+from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.task import Params, Task
 
 KINDS = {"trace": "momentum_buffer", "mu": "exp_avg", "nu": "exp_avg_sq"}  # Optax's names of what it keeps, and torch's
@@ -50,7 +50,7 @@ class JaxRow:
         self.task, self.mlp = task, plain_mlp(model, task)
         self.dtype = {"fp16": self.jnp.float16, "bf16": self.jnp.bfloat16}[precision]
         self.optax: Any = library("optax", "jax")
-        self.transform = optimizer_of(self.optax, task)
+        self.transform = optimizer_of(self.optax, self.mlp.optimizer)
         self.params = self._from_torch({name: p.detach() for name, p in model.named_parameters()})
         self.kept = self.transform.init(self.params)
         self.scaling: Any = None
@@ -187,9 +187,8 @@ class JaxRow:
         return {}
 
 
-def optimizer_of(optax: Any, task: Task) -> Any:
+def optimizer_of(optax: Any, asked: Sgd | Adam | AdamW) -> Any:
     """Returns Optax's transformation for a learning rate of 1. A step multiplies its changes by the schedule's rate."""
-    asked = require_known(task.optimizer, "backend=jax")
     if isinstance(asked, Sgd):
         if asked.weight_decay:
             raise BackendUnavailable("backend=jax: optax.sgd has no weight decay")

@@ -31,7 +31,7 @@ from mpcompare.operands import Products
 from mpcompare.promises import Promises
 from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.mlp import plain_mlp
-from mpcompare.tasks.optimizers import AdamW, Sgd, require_known
+from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.task import Params, Task
 
 POLICIES = {"fp16": "mixed_float16", "bf16": "mixed_bfloat16"}
@@ -64,7 +64,7 @@ class KerasRow:
             for part, variable in (("weight", layer.kernel), ("bias", layer.bias))
         }
         copy_into(self.master_params(), {name: p.detach() for name, p in model.named_parameters()})
-        self.inner = optimizer_of(self.keras, task)
+        self.inner = optimizer_of(self.keras, self.mlp.optimizer)
         self.scales = loss_scale.scales
         self.optimizer = self.keras.optimizers.LossScaleOptimizer(self.inner) if self.scales else self.inner
         self.optimizer.build(list(self.variables.values()))
@@ -228,9 +228,8 @@ class CalledLayer(nn.Module):
         return output
 
 
-def optimizer_of(keras: Any, task: Task) -> Any:
+def optimizer_of(keras: Any, asked: Sgd | Adam | AdamW) -> Any:
     """Returns Keras's optimizer with the settings of the task's."""
-    asked = require_known(task.optimizer, "backend=keras")
     if isinstance(asked, Sgd):
         if asked.weight_decay:
             raise BackendUnavailable("backend=keras: Keras's SGD decays weights as AdamW does, and not in the gradient")

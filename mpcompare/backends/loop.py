@@ -14,14 +14,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
-from torch.utils._pytree import tree_leaves
 
 from mpcompare.backends.amp import grad_scaler
 from mpcompare.backends.torch_model import TorchModel, require_kernels, set_lr
 from mpcompare.contract import Batches
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
-from mpcompare.tasks.batch import Batch, Tree, without_doors
+from mpcompare.tasks.batch import Batch, Tree, tree_of, without_doors
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Params, Task
 
@@ -128,8 +127,7 @@ class Loop(TorchModel):
         self.skipped = getattr(self.optimizer, "found_inf", False)
 
     def _returned(self, _: nn.Module, __: Any, output: Any) -> None:
-        dtypes = [t.dtype for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
-        self.observed["activations"] = min(dtypes, key=lambda dtype: dtype.itemsize)
+        self.observed["activations"] = tree_of(output).dtype
 
 
 def backend_of(function: Callable[..., Any]) -> type[Loop]:

@@ -53,8 +53,7 @@ def with_int8_weights(model: nn.Module) -> nn.Module:
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Linear:
-                bias = None if child.bias is None else nn.Parameter(child.bias.bfloat16(), requires_grad=False)
-                setattr(module, name, Int8Linear(*_codes(child.weight, codes), bias))
+                setattr(module, name, Int8Linear(*_codes(child.weight, codes), child.bias))
             elif type(child) is nn.Embedding:
                 setattr(module, name, Int8Embedding(*_codes(child.weight, codes)))
     cast_wholly(model, torch.bfloat16)

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,12 +17,12 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.tasks.cast import NORMS
+from mpcompare.verdict.examine.forced.arrivals import Arrivals
 from mpcompare.verdict.examine.forced.choices import Choice, chosen, in_backward, place_of
 from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on
 from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of
 from mpcompare.verdict.examine.forced.random_numbers import Noted, copied
 from mpcompare.verdict.examine.forced.record import Call, Record, is_real
-from mpcompare.verdict.examine.forced.views import View
 from mpcompare.verdict.judge.layers import OUTPUT
 
 
@@ -42,15 +42,10 @@ def _plainly(method: Callable[..., Any], *given: Any) -> Any:
     return method(*given)
 
 
-class Recorder:
+class Recorder(Arrivals):
     """Writes down the calls of the layers of a network.
 
     Attributes:
-        record: the record that is written.
-        copy: makes the copies of tensors that the record keeps.
-        guard: calls a method with its arguments; each hook goes through it.
-        passes: the numbers of the backward passes that have come to a layer since somebody emptied this set; None where
-            each call may have one pass alone.
         parts: whether the parts of the network may be called by themselves, each as a network.
         makers: by tensor the module that returned it last, the number of the module's call within the call of the
             network, and the place of the tensor among the outputs.
@@ -59,16 +54,13 @@ class Recorder:
     def __init__(
         self, copy: Callable[[Tensor], Tensor] = copied, guard: Callable[..., Any] = _plainly, parts: bool = False
     ) -> None:
-        self.record, self.copy, self.guard, self.parts = Record(), copy, guard, parts
-        self.passes: set[int] | None = None
+        super().__init__(copy, guard)
+        self.parts = parts
         self.makers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._counts: Counter[str] = Counter()  # by module the number of its calls within the call of the network
         self.before: dict[str, int] = {}  # by layer the number of its calls before the call of the network
-        self.life: object = None  # the graph of the network's call that is under way keeps it alive
-        self.handles: list[RemovableHandle] = []  # the handles of hooks on outputs that are parameters
         self._on: HooksOn = {}
         self._repeats: set[int] = set()  # the numbers of the backward passes that repeat calls
-        self.whole: list[Call] = []  # the calls of the network that are under way
         self.open: list[Call | None] = []  # the modules that are being called; None: a module that has called another
         self._choices: list[Choice] = []  # the choices of a module that is being called, which may be a layer
 
@@ -171,62 +163,11 @@ class Recorder:
             self.record.calls[name].append(call)
         for place, value in enumerate(values):
             if is_real(value) and value.requires_grad:
-                self._listen(name, call, place, value)
+                self.listen(name, call, place, value)
         return result
-
-    def _listen(self, name: str, call: Call, place: int, value: Tensor) -> None:
-        """Puts hooks on an output: its gradient is kept when it arrives."""
-        with torch._C.DisableTorchFunction():  # another look sees what hooks a loop puts on tensors
-            handle = value.register_hook(partial(self.guard, self._put, name, call, place))
-        if value.is_leaf:
-            self.handles.append(handle)
-        if (node := value.grad_fn) is not None:
-            hooks, number = value._backward_hooks, value.output_nr
-            node.register_prehook(partial(self.guard, self._put_again, call, place, hooks, number, self.life))
-        base = value._base if value._is_view() else None
-        if base is not None and base.grad_fn is not None and base.dtype is value.dtype:
-            view = View(value, base, call.into is not None)
-            through = partial(self.guard, self._put_through, name, call, place, view)
-            base.grad_fn.register_prehook(through)
 
     def _kept(self, value: Any) -> Any:
         return self.copy(value) if isinstance(value, Tensor) else value
-
-    def _gradients(self, call: Call) -> list[Tensor | None]:
-        """Returns the gradients of the backward pass that is under way, to be filled in."""
-        return call.gradients if self.passes is None else call.gradients_of(torch._C._current_graph_task_id())
-
-    def _put(self, name: str, call: Call, place: int, gradient: Tensor | None) -> None:
-        if gradient is None:  # a function of the network's own may pass no gradient
-            return
-        gradients = self._gradients(call)
-        if self.passes is not None:
-            self.passes.add(torch._C._current_graph_task_id())
-        if self.whole and self.passes is None:
-            self.record.hidden = f"the network asks for a gradient at {name or 'its output'} while it is called"
-        elif gradients[place] is not None and not self.record.hidden:
-            self.record.hidden = f"two backward passes go through one call of {name or 'the network'}"
-        gradients[place] = self.copy(gradient)
-
-    def _put_again(
-        self, call: Call, place: int, hooks: Any, number: int, _: object, arrived: Sequence[Tensor | None]
-    ) -> None:
-        """Keeps the gradient that hooks of the network's own have left, where the network put hooks on an output."""
-        gradients = self._gradients(call)
-        if len(hooks) > 1 and gradients[place] is not None and (gradient := arrived[number]) is not None:
-            gradients[place] = self.copy(gradient)
-
-    def _put_through(self, name: str, call: Call, place: int, view: View, arrived: Sequence[Tensor | None]) -> None:
-        """Keeps the gradient of an output that is a view and was written into since, as by an activation in place.
-        Autograd then takes its gradient through the base of the view, and no hook of the output is called. The output
-        of such an activation has the gradients of all that goes on from the base."""
-        gradient, gradients = arrived[view.number], self._gradients(call)
-        if gradient is None:
-            return
-        if view.is_new:
-            gradients[place] = None
-        if view.is_written() and gradients[place] is None:
-            self._put(name, call, place, view.of(gradient))
 
     def _first_run(self, name: str, again: Call) -> Call:
         """Returns the call that a checkpoint repeats: it has the same inputs. It may have been without gradients. A

@@ -211,7 +211,7 @@ class Scratch:
         lr = float(lr)
         for name, master in self.masters.items():  # (1) in fp32
             # A parameter group has a weight decay of its own, and a learning rate that is a multiple of lr.
-            optimizer, factor = in_group(self.optimizer, self.mlp.name_of(name), master.dim())
+            optimizer, factor = in_group(self.optimizer, self.mlp.names[name], master.dim())
             if isinstance(optimizer, Sgd):
                 sgd(optimizer, master, self.unscaled[name], self.remembered[name], factor * lr)
             else:

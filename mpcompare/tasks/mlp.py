@@ -73,21 +73,18 @@ class PlainMlp:
     def by_hand(self, named: Mapping[str, Tensor]) -> Params:
         """Returns ``layer1.weight, layer1.bias, ...`` as ``W1`` (a view, transposed), ``b1``, ...; leaves out the names
         that are not in ``named``."""
-        given = {key: named[name].detach() for key, name in self._names.items() if name in named}
+        given = {key: named[name].detach() for key, name in self.names.items() if name in named}
         return {key: tensor.t() if key[0] == "W" else tensor for key, tensor in given.items()}
 
     def named(self, by_hand: Mapping[str, Tensor]) -> Params:
         """Returns ``W1, b1, ...`` as ``layer1.weight`` (a view, transposed), ``layer1.bias``, ...: the inverse of
         :meth:`by_hand`."""
-        given = {key: by_hand[key] for key in self._names if key in by_hand}
-        return {self._names[key]: tensor.t() if key[0] == "W" else tensor for key, tensor in given.items()}
-
-    def name_of(self, key: str) -> str:
-        """Returns the name of ``W1`` or ``b1``, such as ``layer1.weight``."""
-        return self._names[key]
+        given = {key: by_hand[key] for key in self.names if key in by_hand}
+        return {self.names[key]: tensor.t() if key[0] == "W" else tensor for key, tensor in given.items()}
 
     @cached_property
-    def _names(self) -> dict[str, str]:
+    def names(self) -> dict[str, str]:
+        """The names in the module, such as ``layer1.weight``, by ``W1``, ``b1``, ..."""
         layers = enumerate(self.layers, start=1)
         parts = (("W", "weight"), ("b", "bias"))
         return {f"{key}{number}": f"{name}.{part}" for number, name in layers for key, part in parts}

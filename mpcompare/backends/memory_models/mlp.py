@@ -59,7 +59,7 @@ def alloc_update(ledger: Ledger, task: PlainMlp, adam_temporaries: int) -> None:
     ``adam_temporaries``: the number of tensors of the weight's size that Adam has at a time.
     """
     largest, layer = max((fan_in * fan_out, n) for n, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1))
-    optimizer, _ = in_group(task.optimizer, task.name_of(f"W{layer}"), 2)
+    optimizer, _ = in_group(task.optimizer, task.names[f"W{layer}"], 2)
     if not isinstance(optimizer, AdamW) and optimizer.weight_decay:
         ledger.alloc("gradients", "gradient and decay", largest, 4)
     if isinstance(optimizer, Sgd):

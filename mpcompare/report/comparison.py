@@ -26,6 +26,11 @@ def phases_of(runs: Iterable[Run]) -> list[Phase]:
     return [phase for phase in (*PHASES, WHOLE_STEP) if phase in worked]
 
 
+def loss_apart(a: Run, b: Run) -> pd.Series:
+    """Returns ``|loss of a - loss of b|`` by the steps that both have."""
+    return pd.Series(loss_difference(a, b), index=steps_of_both(a, b))
+
+
 @dataclass(frozen=True)
 class Entry:
     """A run in a comparison."""
@@ -110,7 +115,7 @@ class Entry:
         """``|loss - baseline's loss|`` by the steps that both have."""
         if not self.ok or self.baseline is None:
             return pd.Series(dtype=float)
-        return pd.Series(loss_difference(self.run, self.baseline), index=steps_of_both(self.run, self.baseline))
+        return loss_apart(self.run, self.baseline)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from mpcompare.report.runs import Run
 from mpcompare.report.verdicts import examined_of
 from mpcompare.verdict.findings import Findings
 from mpcompare.verdict.judge.errors import Errors
-from mpcompare.verdict.judge.trajectories import loss_difference, loss_noise
+from mpcompare.verdict.judge.trajectories import loss_noise
 
 Counts = Mapping[str, Sequence[int]]  # by layer or parameter: the number of zeros, and of each exponent
 Exponents = Mapping[str, Counts]  # by step, "first" and "last"
@@ -43,11 +43,6 @@ class Judged:
         checks = self.entry.verdict.checks if self.entry.verdict else []
         alike = (c for c in checks if c.kind in kinds and (c.place, c.tensor) == (place, tensor))
         return next((check.limit for check in alike), math.nan)
-
-    @property
-    def difference(self) -> np.ndarray:
-        """``|loss - reference's loss|`` step by step; empty if the run was not judged."""
-        return loss_difference(self.run, self.reference.run) if self.reference else np.array([])
 
     @property
     def findings(self) -> Findings | None:

@@ -13,12 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
-from mpcompare.report.comparison import Entry
+from mpcompare.report.comparison import Entry, loss_apart
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.judged import Judged, compared, judged, references
 from mpcompare.report.figures.kit import at_the_top, colour, dashed, legend, line, marker, parts_of, positive
 from mpcompare.verdict.judge.run import LOSS
-from mpcompare.verdict.judge.trajectories import steps_of_both
 
 MANY = 20  # runs that one panel can show: colours and dashes tell no more apart, and each has a panel of its own
 IN_ROW, INCHES = 5, 1.25  # panels in a row, and the height of a row
@@ -44,7 +43,8 @@ def _part(part: SubFigure, entries: Sequence[Entry], classes: bool) -> None:
         _accuracy(rows[1], entries)
     for place, entry in enumerate(entries):
         _curve(above, place, entry)
-        _difference(below, place, entry)
+        if not entry.is_baseline and len(entry.loss_diff):
+            _difference(below, place, entry.loss_diff, dashed(place))
     steps = [entry.run.steps for entry in entries]
     warmup = max((number for each in steps for number in each.loc[each["warmup"], "step"]), default=0)
     evaluated = any(len(_evals(entry)) for entry in entries)
@@ -74,14 +74,11 @@ def _curve(axes: Axes, place: int, entry: Entry) -> None:
         axes.plot(evals["step"], evals["test_loss"], **_held_out(place))
 
 
-def _difference(axes: Axes, place: int, entry: Entry) -> None:
+def _difference(axes: Axes, place: int, difference: pd.Series, style: dict[str, Any], top: float = 1.0) -> None:
     """A log axis has no zero: equal losses leave a gap. A loss that is not finite is marked at the top."""
-    difference = entry.loss_diff
-    if entry.is_baseline or not len(difference):
-        return
-    shown = difference.where(difference > 0)
-    axes.plot(shown.index, shown, **{**dashed(place), "marker": marker(place), "markersize": 3, "markevery": 1})
-    at_the_top(axes, difference.index[~np.isfinite(difference)], colour(place), 1.0)
+    marks = {"marker": marker(place), "markersize": 3, "markevery": 1}
+    axes.plot(difference.index, difference.where(difference > 0), **{**style, **marks})
+    at_the_top(axes, difference.index[~np.isfinite(difference)], colour(place), top)
 
 
 def _accuracy(axes: Axes, entries: Sequence[Entry]) -> None:
@@ -153,7 +150,7 @@ def _noise_part(part: SubFigure, panels: Sequence[tuple[Judged, Sequence[Judged]
 
 
 def _noise_panel(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
-    band, differences = reference.noise, [run.difference for run in runs]
+    band, differences = reference.noise, [loss_apart(run.run, reference.run) for run in runs]
     limits = dict.fromkeys(limit for run in runs if math.isfinite(limit := run.limit(("run",), LOSS)))
     shown = positive([*chain(*differences), *(band if band is not None else ()), *limits])
     bottom, top = (shown.min() / 2, shown.max() * 3) if len(shown) else (1e-9, 1.0)
@@ -162,11 +159,7 @@ def _noise_panel(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
     for limit in limits:
         axes.axhline(limit, color="0.2", linestyle="--", linewidth=1.2, label="limit")
     for run, difference in zip(runs, differences, strict=True):
-        number = steps_of_both(run.run, reference.run)
-        visible = np.where(difference > 0, difference, np.nan)
-        marks = {"marker": marker(run.place), "markersize": 3, "markevery": 1}
-        axes.plot(number, visible, label=run.entry.label, **{**line(run.place), **marks})
-        at_the_top(axes, number[~np.isfinite(difference)], colour(run.place), 0.97)
+        _difference(axes, run.place, difference, {**line(run.place), "label": run.entry.label}, top=0.97)
     axes.set_yscale("log")
     axes.set_ylim(bottom, top)
     axes.grid(alpha=0.3)

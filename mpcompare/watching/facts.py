@@ -107,7 +107,8 @@ def _sums_of(seen: Sequence[Sum], sums: Mapping[Sum, Replayed]) -> dict[str, Any
     facts: dict[str, Any] = {"micro_batches": one([len(s.roots) for s in seen])}
     weights, labels, losses = [], [], []
     for each, replay in ((s, sums[s]) for s in seen if s in sums):
-        weights.append([rounded(share / each.scale) for _, share in replay.shares])
+        scale = next(iter(each.scales), 1.0)  # 1 where no scaler multiplied a loss
+        weights.append([rounded(share / scale) for _, share in replay.shares])
         labels.append([op.labels for op, _ in replay.shares if isinstance(op, Op)])
         losses += [_loss(op) for op, _ in replay.shares]
     if losses:

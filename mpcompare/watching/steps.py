@@ -86,11 +86,6 @@ class Sum:
         leaves = [leaf for op in self.ops if op.scaled and op.name == "mul" for leaf in op.leaves]
         return [float(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.numel() == 1]
 
-    @property
-    def scale(self) -> float:
-        """The first of the loss scales; 1 where no scaler multiplied a loss."""
-        return next(iter(self.scales), 1.0)
-
 
 def moved(earlier: Params, later: Params) -> list[str]:
     """Returns the names of the weights that differ in some bit."""

@@ -1,8 +1,8 @@
-"""Layers of torch's own and of the network's own, and the formats in which the latter multiply.
+"""The layers of torch's own, and the formats in which all other code multiplies.
 
 Torch's layers of products return the format in which they multiply. A layer with code of its own, such as a router, may
-return any format. So the formats in which it multiplies are noted in the step, and a replay rounds the operands as the
-step did.
+return any format, and so may the work between layers, such as experts. So the formats in which they multiply are noted
+in the step, and a replay rounds the operands as the step did.
 """
 
 from collections.abc import Sequence
@@ -36,12 +36,13 @@ def format_of(args: Any) -> torch.dtype | None:
 
 
 def half_within(module: nn.Module, formats: set[torch.dtype], passes: Sequence[bool]) -> torch.dtype | None:
-    """Returns the format of 16 bits in which a layer with its own code multiplies. None for torch's layers, and where
-    a layer multiplies in several formats, in none of 16 bits, or passes no gradient, as a layer of positions.
+    """Returns the format of 16 bits in which the code of a module multiplies: a layer, or the network between its
+    layers. None for torch's layers, and where the code multiplies in several formats, in none of 16 bits, or passes no
+    gradient, as a layer of positions.
 
     Args:
-        formats: the formats in which the layer was seen to multiply.
-        passes: whether each of its outputs requires a gradient.
+        formats: the formats in which the code was seen to multiply.
+        passes: whether each output of the module requires a gradient.
     """
     is_half = len(formats) == 1 and formats <= set(HALF)
     return next(iter(formats)) if is_half and any(passes) and not isinstance(module, MULTIPLY) else None

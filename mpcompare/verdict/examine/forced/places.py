@@ -100,7 +100,7 @@ class Place:
         """
         right = self._exact
         some = roundings.round_(right.clone()) if exact is None else self._some.taken(exact.detach())
-        # Where a sample divides by a number that it has rounded to 0, it tells nothing but how a number is stored.
+        # A sample that divides by a number that it has rounded to 0 tells only how a number is stored.
         some = torch.where(some.isfinite(), some, right.to(some.dtype))
         moved = some.double() - right
         # Gradients are summed before they are stored. Numbers that an operator selected, or that no operand of 16 bits

@@ -55,7 +55,8 @@ class Call:
     again: list[torch.dtype] = field(default_factory=list)
     # the choices that the network has made between its layers; empty in the call of a layer
     choices: list[Choice] = field(default_factory=list)
-    products: set[torch.dtype] = field(default_factory=set)  # the formats in which it multiplies
+    # the formats in which it multiplies; the network itself, between its layers
+    products: set[torch.dtype] = field(default_factory=set)
 
     @property
     def places(self) -> list[Tensor]:

@@ -87,11 +87,15 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
 
 def _warn_of_slow_products(setup: Setup) -> None:
     """Says if a step will take long because this CPU has no instructions for torch's 16-bit products."""
-    if setup.record.engine == "torch" and setup.device.type == "cpu":
+
+    def flops() -> int:
         x, y = next(setup.batches())[0]
-        flops = step_flops(setup.model, setup.task.loss_fn, x, y) or 0
-        if line := slow_products.warning(PRECISIONS[setup.record.precision].storage, setup.task.accumulate * flops):
-            log.warning(line)
+        return setup.task.accumulate * (step_flops(setup.model, setup.task.loss_fn, x, y) or 0)
+
+    precision = PRECISIONS[setup.record.precision]
+    multiplies = setup.record.engine == "torch" and setup.device.type == "cpu" and precision.is_16_bit
+    if multiplies and (line := slow_products.warning(precision.storage, flops)):
+        log.warning(line)
 
 
 def _train(entrant: Entrant, rows: Rows, monitor: Monitor) -> Generator[Progress, Any, None]:

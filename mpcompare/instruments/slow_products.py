@@ -2,6 +2,7 @@
 large network may take minutes."""
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional as F
@@ -16,14 +17,16 @@ SLOWER = 8.0  # fp32 has so few times the speed where a CPU has such instruction
 LONG_S = 10.0  # a step that is shorter than this needs no warning
 
 
-def warning(number_format: Format, flops: int) -> str:
-    """Returns a line on a step with so many floating point operations in products, if the step will take long because
-    torch's products of this format are slow on this CPU. Empty where they are not."""
-    if number_format == FP32 or flops < LONG_S * 1e8:  # the slowest products have 1e8 operations a second
-        return ""
+def warning(number_format: Format, flops: Callable[[], int]) -> str:
+    """Returns a line on a step that will take long because torch's products of this format are slow on this CPU. Empty
+    where they are not.
+
+    Args:
+        flops: returns the floating point operations of the step's products. It is asked only on such a CPU.
+    """
     seconds, of_fp32 = seconds_of_products(number_format), seconds_of_products(FP32)
-    step_s, slower = flops / FLOPS * seconds, seconds / of_fp32
-    if slower < SLOWER or step_s < LONG_S:
+    slower = seconds / of_fp32
+    if slower < SLOWER or (step_s := flops() / FLOPS * seconds) < LONG_S:
         return ""
     return (
         f"torch multiplies {number_format.name} numbers {short(slower, 2)} times slower than fp32 numbers on this CPU, "

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from mpcompare import generators
 from mpcompare.contract import State, Stepper
-from mpcompare.cost import step_flops
 from mpcompare.entrant.sample import Ended, Lines, Sample
 from mpcompare.entrant.setup import Setup
 from mpcompare.entrant.state import Entrant, Pass, Trained, Trial
@@ -114,9 +113,7 @@ def _block(
 def _part(setup: Setup, rows: list[dict[str, Any]], finish: Finish) -> BlocksRecord:
     task, timed = setup.task, percentiles([row["step_ms"] for row in rows])
     seconds = timed["step_ms_p50"] / 1e3
-    x, y = next(setup.batches())[0]
-    micro_batch_flops = step_flops(setup.model, task.loss_fn, x, y)
-    flops = None if micro_batch_flops is None else task.accumulate * micro_batch_flops
+    flops = setup.flops_of_step()
     return BlocksRecord(
         **timed,
         samples_per_s=task.batch_size / seconds,

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mpcompare.contract import Backend, Batches, State, Stepper
+from mpcompare.cost import step_flops
 from mpcompare.entrant.plan import Plan
 from mpcompare.fields import SetUpRecord
 from mpcompare.instruments import fp32_products, machine
@@ -59,6 +60,12 @@ class Setup:
     def batches(self, served: int = 0) -> Stream:
         """Yields the training batches, over and over, each as its micro-batches; the first ``served`` are left out."""
         return (self.task.micro_batches(x, y) for x, y in batches(self.dataset, self.task.batch_size, served))
+
+    def flops_of_step(self) -> int | None:
+        """Returns the floating point operations of the matrix products of a step; None where nobody can count them."""
+        x, y = next(self.batches())[0]
+        flops = step_flops(self.model, self.task.loss_fn, x, y)
+        return None if flops is None else self.task.accumulate * flops
 
     def drawn_batches(self, seed: int) -> Stream:
         """Yields training batches, each drawn at random, as its micro-batches."""

@@ -12,7 +12,6 @@ import torch
 from mpcompare import generators
 from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, save
 from mpcompare.contract import Stepper
-from mpcompare.cost import step_flops
 from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import record_evaluation
 from mpcompare.entrant.monitor import Monitor
@@ -87,14 +86,9 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
 
 def _warn_of_slow_products(setup: Setup) -> None:
     """Says if a step will take long because this CPU has no instructions for torch's 16-bit products."""
-
-    def flops() -> int:
-        x, y = next(setup.batches())[0]
-        return setup.task.accumulate * (step_flops(setup.model, setup.task.loss_fn, x, y) or 0)
-
     precision = PRECISIONS[setup.record.precision]
     multiplies = setup.record.engine == "torch" and setup.device.type == "cpu" and precision.is_16_bit
-    if multiplies and (line := slow_products.warning(precision.storage, flops)):
+    if multiplies and (line := slow_products.warning(precision.storage, lambda: setup.flops_of_step() or 0)):
         log.warning(line)
 
 

@@ -47,6 +47,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = left
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Gives each test the same random numbers, whatever ran before: torch draws a seed of its own in each process."""
+    torch.manual_seed(0)
+
+
 def pytest_collection_finish() -> None:
     """Hides imported objects from the garbage collector. Else every measurement of memory would walk half a million
     objects, because it collects garbage first. So would every watch, which looks through all objects."""

@@ -12,10 +12,12 @@ from mpcompare.paths import CONF
 PAGE = CONF.parent / "docs" / "examples.md"
 LINES = 12  # lines that the user writes
 *BLOCKS, NETWORKS = re.findall(r"## ([^\n]+)\n(?:(?!## ).)*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-# The call of the page, in few steps; the verdicts end the output.
+# The call of the page, in few steps, and with the same data each time; the verdicts end the output.
 SMALL = """
 import mpcompare
+import torch
 
+torch.manual_seed(0)
 whole = mpcompare.compare
 
 

@@ -3,8 +3,10 @@
 import pytest
 import real_bug_tables
 from planted.real import table
+from planted.real.fourth_draw_settings import LSTM
 from planted.real.judged import judged
 from planted.real.registry import CORRECT, LATER_DRAWS, THEMES, later_draw, real_bugs
+from support.marks import BF16_LSTM
 
 TABLES = sorted({path.stem for path in table.file_of("first").parent.glob("*.csv")} - {"reasons"})
 ROWS = {name: {row["id"]: row for row in table.read(name)} for name in TABLES}
@@ -61,9 +63,12 @@ def test_the_pages_show_each_draw():
         assert all(f"<!-- numbers: {each} real_bugs/{draw}.csv -->" in page for each in of for draw in DRAWS)
 
 
-@pytest.mark.parametrize(
-    "bug", [pytest.param(bug, id=bug.id, marks=[] if bug.id in QUICK else [pytest.mark.slow]) for bug in ALL]
-)
+def _param(bug):
+    slow = [] if bug.id in QUICK else [pytest.mark.slow]
+    return pytest.param(bug, id=bug.id, marks=[*slow, BF16_LSTM] if bug.setting is LSTM else slow)
+
+
+@pytest.mark.parametrize("bug", [_param(bug) for bug in ALL])
 def test_what_was_flagged_is_flagged_and_what_is_right_is_not(bug):
     verdict = judged(bug)
     if flagged(bug) and not bug.correct:

@@ -65,7 +65,7 @@ def main() -> None:
     args = parser.parse_args()
     device = machine.select_device(args.device)
     known = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "dataset": args.dataset,
         **vars(machine.provenance(device)),
         "packages": {name: version(name) for name in PACKAGES},

@@ -4,7 +4,6 @@ Fabric and Accelerate set up a module and an optimizer, and are called alike fro
 """
 
 import importlib
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -16,16 +15,10 @@ from mpcompare.errors import BackendUnavailable
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Task
 
-PYTHON = {"jax": (3, 11), "keras": (3, 11)}  # the oldest Python of these backends' libraries; their extras say so, too
-
 
 def library(module: str, backend: str) -> ModuleType:
     """Imports ``module`` for ``backend``. The extra that installs the module has the backend's name. Raises
     BackendUnavailable where the module is not installed, or cannot be imported here."""
-    oldest = PYTHON.get(backend, (3, 10))
-    if sys.version_info < oldest:
-        here, needed = (".".join(map(str, version[:2])) for version in (sys.version_info, oldest))
-        raise BackendUnavailable(f"backend={backend} needs Python {needed} or newer, and this is {here}")
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,9 +1,9 @@
 """The words of a verdict in the order of a summary, each with its sign and its colour."""
 
-from enum import Enum
+from enum import StrEnum
 
 
-class Word(str, Enum):
+class Word(StrEnum):
     """A verdict in one to three words. A run without a verdict has a word, too."""
 
     sign: str  # a character, so that colour is not all that tells words apart
@@ -26,9 +26,6 @@ class Word(str, Enum):
         self = str.__new__(cls, word)
         self._value_, self.sign, self.kind, self.rank = word, sign, kind, rank
         return self
-
-    def __str__(self) -> str:
-        return str(self.value)
 
     @property
     def is_fine(self) -> bool:

@@ -20,6 +20,7 @@ from mpcompare.tasks.task import Task
 from mpcompare.tasks.text import CharGpt
 from mpcompare.testing import requirements
 from mpcompare.testing.candidate import BrokenContract, Candidate, Checked
+from mpcompare.testing.interface import of_the_class, of_the_interface
 
 Tasks = Mapping[str, tuple[Task, Dataset]]
 
@@ -50,7 +51,7 @@ def check_backend(
         InputError: a precision that it does not have, or a device that is not there.
     """
     name = getattr(backend_class, "__name__", str(backend_class))
-    if broken := list(requirements.of_the_class(backend_class, options)):
+    if broken := list(of_the_class(backend_class, options)):
         raise BrokenContract(name, broken)
     where = machine.select_device(device)
     if precision is not None:
@@ -86,7 +87,7 @@ def _check(candidate: Candidate, checked: Checked) -> Iterator[str]:
         yield f"the constructor raises {in_full(error)}"
         return
     checked.candidates.append(candidate.name)
-    if broken := list(requirements.of_the_interface(backend)):
+    if broken := list(of_the_interface(backend)):
         yield from broken
         return
     broken = [each for requirement in requirements.REQUIREMENTS for each in _all_of(requirement, candidate, checked)]

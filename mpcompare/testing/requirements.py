@@ -1,10 +1,7 @@
-"""The requirements of the contract: each yields a sentence for everything that is not as it should be."""
+"""The requirements of the contract on steps: each yields a sentence for everything that is not as it should be."""
 
 import copy
-import inspect
-import io
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,84 +13,26 @@ from torch import Tensor
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.tf32 import Tf32
-from mpcompare.contract import (
-    PHASES,
-    Backend,
-    BackendUnavailable,
-    Batches,
-    in_one_piece,
-    options_of,
-    promises_of,
-    show_gradients,
-)
+from mpcompare.contract import BackendUnavailable, in_one_piece, promises_of, show_gradients
 from mpcompare.cost import TENSOR_KINDS
 from mpcompare.dtypes import torch_dtype
 from mpcompare.errors import InputError
-from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
-from mpcompare.precision import FORMATS, PRECISIONS
+from mpcompare.loss_scale import NoLossScale, StaticLossScale
+from mpcompare.precision import FORMATS
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.task import Params, buffers_of, params_of
 from mpcompare.testing.candidate import LOSS_SCALES, Candidate, Checked
+from mpcompare.testing.continuing import copy_of_all, finished, goes_on_from_a_state, two_at_once
 from mpcompare.testing.examined import examined_run
+from mpcompare.testing.interface import is_skipped
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.loss_scale import promised_scaling
 from mpcompare.verdict.judge.word import Word
 
 Requirement = Callable[[Candidate, Checked], Iterator[str]]
-ANSWERS = [name for name, each in vars(Backend).items() if inspect.isfunction(each) and not name.startswith("_")]
 OBSERVED = ("params", "activations", "gradients", "loss", "optimizer")  # the keys of dtypes()
-SOON_S = 0.05  # seconds in which a step that goes on in another thread shows
 STEPS = 8  # the steps of the training that is judged
 PEERS: tuple[Any, ...] = (Fp32, Tf32, Amp)  # torch's own implementations
-
-
-def of_the_class(backend_class: Any, options: Mapping[str, Any]) -> Iterator[str]:
-    """The class: its precisions, its constructor's arguments."""
-    if not isinstance(backend_class, type):
-        yield "it is no class"
-        return
-    precisions = getattr(backend_class, "PRECISIONS", None)
-    if not isinstance(precisions, tuple) or not precisions or not set(precisions) <= set(PRECISIONS):
-        yield f"PRECISIONS is {precisions!r}, expected a tuple of {', '.join(PRECISIONS)}"
-    parameters = list(inspect.signature(backend_class).parameters.values())
-    if [p.name for p in parameters[:4]] != ["model", "task", "precision", "loss_scale"]:
-        names = ", ".join(p.name for p in parameters[:4])
-        yield f"the constructor takes {names or 'nothing'}, expected model, task, precision, loss_scale, then options"
-    for p in parameters[4:]:
-        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
-            yield f"the constructor takes {p}, expected each option by name, so that a wrong one can be refused"
-        elif p.default is p.empty:
-            yield f"option {p.name} has no default"
-    own = options_of(backend_class)
-    for name in options:
-        if name not in own:
-            yield f"option {name} was given, and the constructor does not take it"
-
-
-def of_the_interface(backend: Any) -> Iterator[str]:
-    """The methods: all phases or one step, and all answers."""
-    phases = [name for name in PHASES if callable(getattr(backend, name, None))]
-    missing = [name for name in PHASES if name not in phases]
-    whole = in_one_piece(backend)
-    if phases and missing:
-        yield f"it offers {', '.join(phases)} and not {', '.join(missing)}: expected all phases, or none and train_step"
-    elif not phases and not whole:
-        yield f"it offers no step: expected {', '.join(PHASES)}, or train_step"
-    elif not whole:
-        idle = getattr(backend, "IDLE_PHASES", None)
-        if not isinstance(idle, tuple) or not set(idle) <= set(PHASES):
-            yield f"IDLE_PHASES is {idle!r}, expected a tuple of phases"
-    for name in ANSWERS:
-        if not callable(getattr(backend, name, None)):
-            yield f"{name}() is missing"
-    if not isinstance(getattr(backend, "engine", None), str):
-        yield f"engine is {getattr(backend, 'engine', None)!r}, expected a string"
-    if not _is_skipped(getattr(backend, "skipped", None)):
-        yield f"skipped is {getattr(backend, 'skipped', None)!r}, expected a bool or a 0-d tensor"
-
-
-def _is_skipped(value: object) -> bool:
-    return isinstance(value, bool) or (isinstance(value, Tensor) and value.dim() == 0)
 
 
 def _leaves_the_model_alone(candidate: Candidate, checked: Checked) -> Iterator[str]:
@@ -152,7 +91,7 @@ def _gradients(candidate: Candidate, checked: Checked) -> Iterator[str]:
     exact = candidate.exact().grads
     for scaling in candidate.accepted(StaticLossScale(256.0), NoLossScale()):
         backend = candidate.make(candidate.model(), scaling)
-        grads = _copy(show_gradients(backend, candidate.batches(1)[0], candidate.task.optimizer.lr)[1])
+        grads = copy_of_all(show_gradients(backend, candidate.batches(1)[0], candidate.task.optimizer.lr)[1])
         if grads and in_one_piece(backend) and not any(g.any() for g in grads.values()):
             yield "grads() are 0 after train_step(): expected the step's gradients, copied before they are dropped"
             return
@@ -182,13 +121,13 @@ def _loss_scale(candidate: Candidate, checked: Checked) -> Iterator[str]:
             overflows = real and number == 3
             if overflows:
                 batch = [(torch.full_like(x, math.inf), y) for x, y in batch]
-            scale, before = float(backend.loss_scale()), _copy(backend.master_params())
+            scale, before = float(backend.loss_scale()), copy_of_all(backend.master_params())
             if scale != scaling.scale:
                 wrong.add(f"{name}: loss_scale() is {scale:g} where the policy says {scaling.scale:g}")
                 break
             candidate.step(backend, batch)
             skips = overflows and scaling.scales
-            if not _is_skipped(backend.skipped):
+            if not is_skipped(backend.skipped):
                 wrong.add(f"skipped is {backend.skipped!r}, expected a bool or a 0-d tensor")
             elif bool(backend.skipped) != skips:
                 kind = "infinite" if overflows else "finite"
@@ -219,64 +158,6 @@ def _answers(candidate: Candidate, checked: Checked) -> Iterator[str]:
         yield "memory_model() has sizes that are no whole numbers of bytes"
 
 
-def _state(candidate: Candidate, checked: Checked) -> Iterator[str]:
-    """A new backend that loads a state continues bit for bit."""
-    stream = candidate.batches(8)
-    scalings = (DynamicLossScale(256.0, growth_interval=3), StaticLossScale(256.0), NoLossScale())
-    scaling = next(candidate.accepted(*scalings))
-    first = candidate.make(candidate.model(), scaling)
-    for batch in stream[:2]:
-        candidate.step(first, batch)
-    lent = copy.deepcopy(first.state_dict())
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)
-    file.seek(0)
-    ways = {
-        "copy.deepcopy": copy.deepcopy(first.state_dict()),
-        "torch.save and torch.load": torch.load(file, weights_only=False),
-    }
-    expected = list(_go_on(candidate, first, stream[2:]))
-    for way, state in ways.items():
-        loaded = candidate.make(candidate.model(seed=1), scaling)  # other weights: what the state lacks shows
-        loaded.load_state_dict(state)
-        different = _first_difference(expected, list(_go_on(candidate, loaded, stream[2:])), candidate.device)
-        if different:
-            yield f"a backend that loads a state (by {way}) continues with {different}"
-            return
-    loaded = candidate.make(candidate.model(seed=1), scaling)
-    loaded.load_state_dict(lent)
-    for named in (lent["params"], lent["buffers"], *lent["optimizer"].values()):
-        for tensor in named.values():
-            tensor.zero_()
-    if different := _first_difference(expected, list(_go_on(candidate, loaded, stream[2:])), candidate.device):
-        yield f"load_state_dict() keeps a tensor of the state: expected copies (overwritten, it makes {different})"
-
-
-def _finished(candidate: Candidate, checked: Checked) -> Iterator[str]:
-    """A step is finished when it returns."""
-    backend = candidate.new()
-    for batch in candidate.batches(3):
-        candidate.step(backend, batch)
-        at_once = _copy(backend.master_params())
-        time.sleep(SOON_S)
-        if any(not numerics.same_bits(at_once[name], p) for name, p in backend.master_params().items()):
-            yield "weights change after the step has returned: expected it to be finished, or the clock misses a part"
-            return
-
-
-def _two_at_once(candidate: Candidate, checked: Checked) -> Iterator[str]:
-    """Two backends of one process do not disturb each other."""
-    stream = candidate.batches(8)
-    alone = list(_go_on(candidate, candidate.new(), stream[:4]))
-    one, other = candidate.new(), candidate.new(seed=1)
-    together: list[dict[str, Tensor]] = []
-    for batch, of_the_other in zip(stream[:4], stream[4:], strict=True):
-        together += _go_on(candidate, one, [batch])
-        candidate.step(other, of_the_other)
-    if different := _first_difference(alone, together, candidate.device):
-        yield f"with another backend in the same process it computes {different}"
-
-
 def verdict(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """It computes the same as torch's own implementation, as far as the verdict can tell."""
     peer = next(each for each in PEERS if candidate.precision in each.PRECISIONS)
@@ -295,7 +176,8 @@ def verdict(candidate: Candidate, checked: Checked) -> Iterator[str]:
 
 
 REQUIREMENTS: tuple[Requirement, ...] = (
-    _leaves_the_model_alone, _loss, _parameters, _gradients, _loss_scale, _answers, _state, _finished, _two_at_once
+    _leaves_the_model_alone, _loss, _parameters, _gradients, _loss_scale, _answers, goes_on_from_a_state,
+    finished, two_at_once,
 )  # fmt: skip
 
 
@@ -323,29 +205,3 @@ def _stored(tensors: Mapping[str, Tensor], backend: Any) -> Params:
     """Returns the tensors as a backend keeps them: rounded, if it promises weights of another format."""
     dtype = torch_dtype(FORMATS[promises_of(backend).weights])
     return {name: t.to(dtype).to(t.dtype) if t.is_floating_point() else t for name, t in tensors.items()}
-
-
-def _copy(tensors: Mapping[str, Tensor]) -> Params:
-    return {name: t.detach().clone() for name, t in tensors.items()}
-
-
-def _go_on(candidate: Candidate, backend: Any, stream: list[Batches]) -> Iterator[dict[str, Tensor]]:
-    """Yields what each step leaves: loss, loss scale, parameters and buffers."""
-    for batch in stream:
-        loss = candidate.step(backend, batch).detach().clone()
-        tensors = {**_copy(backend.master_params()), **_copy(backend.buffers())}
-        yield {"another loss": loss, "another loss scale": torch.tensor(float(backend.loss_scale())), **{
-            f"another {name}": tensor for name, tensor in tensors.items()
-        }}  # fmt: skip
-
-
-def _first_difference(expected: list[dict[str, Tensor]], actual: list[dict[str, Tensor]], device: torch.device) -> str:
-    """Returns the first difference, as in ``another loss in step 2``; empty where there is none. On CUDA sums may be
-    taken in another order, and tensors are equal within 1e-6 of the norm."""
-    for number, (a, b) in enumerate(zip(expected, actual, strict=True), start=1):
-        for name, tensor in a.items():
-            one, other = {"": tensor}, {"": b[name]}
-            near = device.type == "cuda" and numerics.distance(one, other) <= 1e-6 * numerics.finite_norm(one)
-            if not near and not numerics.same_bits(tensor, b[name]):
-                return f"{name} in step {number}"
-    return ""

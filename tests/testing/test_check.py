@@ -13,7 +13,7 @@ from mpcompare.backends.master_weights import MasterWeights
 from mpcompare.contract import BackendUnavailable
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale
-from mpcompare.testing import BrokenContract, check_backend, requirements, small_tasks
+from mpcompare.testing import BrokenContract, check_backend, continuing, small_tasks
 
 TASKS = small_tasks()
 MLP = {"mlp": TASKS["mlp"]}
@@ -336,7 +336,7 @@ def one_precision(backend):
 )
 def test_a_broken_requirement_is_a_line(backend, tasks, sentence, monkeypatch):
     if backend is not GoesOnInAThread:
-        monkeypatch.setattr(requirements, "SOON_S", 0.01)
+        monkeypatch.setattr(continuing, "SOON_S", 0.01)
     with pytest.raises(BrokenContract) as caught:
         check_backend(backend, tasks=tasks, precision=one_precision(backend))
     assert [line for line in caught.value.requirements if sentence in line], caught.value

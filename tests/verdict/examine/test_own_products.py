@@ -42,6 +42,19 @@ class Between(Cancelling):
         return self.after(super().forward(x))
 
 
+class Several(Between):
+    """Multiplies in fp32 first, and then as its parent does."""
+
+    def __init__(self, wide):
+        super().__init__(wide)
+        self.turn = nn.Parameter(torch.eye(32).flip(0))
+
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            turned = F.linear(x.float(), self.turn.float())
+        return super().forward(turned.to(x.dtype))
+
+
 class Routed(nn.Module):
     def __init__(self, wide=False, own=Cancelling):
         super().__init__()
@@ -53,7 +66,10 @@ class Routed(nn.Module):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize(("own", "at"), [(Cancelling, "output own"), (Between, "input own.after")])
+@pytest.mark.parametrize(
+    ("own", "at"),
+    [(Cancelling, "output own"), (Between, "input own.after"), (Several, "input own.after")],
+)
 def test_operands_of_products_are_rounded_as_the_step_did(own, at, precision, wide):
     network = Network("routed", "torch", lambda: Routed(wide, own), lambda samples: images(28, 1, samples))
     amp = layers_of(subject_of(network, precision, Amp), "amp")

@@ -27,6 +27,7 @@ OTHERS = {"aten::_to_copy", "aten::bucketize", "aten::searchsorted", NMS}  # cas
 CHOICES = COMPARISONS | ALONG | OTHERS
 
 NOT_THE_NETWORK = ("torch.", "mpcompare.verdict.", "mpcompare.watching.")  # packages of its callers and of modes
+Line = tuple[str, int]  # a file, and the number of a line in it
 Place = tuple[str, int, str]  # file, line, and operator
 
 
@@ -68,17 +69,22 @@ def chosen(func: Any, args: Any, result: Any) -> Tensor | None:
     return made if is_real and not made.is_floating_point() and not made.is_complex() else None
 
 
-def place_of(func: Any) -> Place:
-    """Returns the place in the code of the network that calls an operator. The operator may call itself by code in
+def line_of_the_network() -> Line:
+    """Returns the line in the code of the network that calls an operator. The operator may call itself by code in
     Python, as autocast's kernel for it does: that is no part of the network."""
-    found: tuple[str, int] | None = None
+    found: Line | None = None
     for frame, line in walk_stack(sys._getframe(1)):
         package = frame.f_globals.get("__name__", "")
         if package == "torch._ops":
             found = None
         elif found is None and not package.startswith(NOT_THE_NETWORK):
             found = frame.f_code.co_filename, line
-    return *(found or ("", 0)), func._schema.name
+    return found or ("", 0)
+
+
+def place_of(func: Any) -> Place:
+    """Returns the place in the code of the network that calls an operator."""
+    return *line_of_the_network(), func._schema.name
 
 
 def made_by(choices: Iterable[Choice]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from mpcompare.verdict.examine.forced.formats import limits_as_recorded
 from mpcompare.verdict.examine.forced.function import Forced
 from mpcompare.verdict.examine.forced.hooks import HooksWithin
 from mpcompare.verdict.examine.forced.opened import passed_openly
-from mpcompare.verdict.examine.forced.own_products import half_within, is_torchs
+from mpcompare.verdict.examine.forced.own_products import halves_within, is_torchs
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.weights import Weights, in_dtype
 from mpcompare.verdict.examine.numerics import spread
@@ -156,7 +156,7 @@ class ForcedNetwork:
             if call is None or is_given:
                 return original(*args, **kwargs)
 
-            half = half_within(module, call.products, call.passes)
+            halves = halves_within(module, call.products, call.passes)
 
             def layer(values: list[Any], params: Params) -> list[Any]:
                 # Copies, because a layer may write into its inputs. Torch's layers do so only if they say "inplace".
@@ -166,7 +166,7 @@ class ForcedNetwork:
                 forced, module.forward = module.forward, original
                 limits, choosing = limits_as_recorded(call, self.dtype), self.choosing.within(call.places, call.near)
                 try:
-                    with limits, choosing, hooks.called(half_of(module, call)), self.weights.multiplying_in(half):
+                    with limits, choosing, hooks.called(half_of(module, call)), self.weights.multiplying_in(halves):
                         return tree_flatten(functional_call(module, params, again, named))[0]
                 finally:
                     self._note_casts(f"output {name}")

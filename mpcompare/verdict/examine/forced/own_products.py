@@ -2,10 +2,10 @@
 
 Torch's layers of products return the format in which they multiply. A layer with code of its own, such as a router, may
 return any format, and so may the work between layers, such as experts. So the formats in which they multiply are noted
-in the step, and a replay rounds the operands as the step did.
+in the step, line by line, and a replay rounds the operands as the step did.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mpcompare.dtypes import HALF
+from mpcompare.verdict.examine.forced.choices import Line
 from mpcompare.verdict.examine.oracle import MULTIPLY
 
 OPERATORS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution")}
 PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
+Formats = Mapping[Line, set[torch.dtype]]
 
 
 def is_torchs(module: nn.Module) -> bool:
@@ -35,17 +37,18 @@ def format_of(args: Any) -> torch.dtype | None:
     return next((a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
 
 
-def half_within(module: nn.Module, formats: set[torch.dtype], passes: Sequence[bool]) -> torch.dtype | None:
-    """Returns the format of 16 bits in which the code of a module multiplies: a layer, or the network between its
-    layers. None for torch's layers, and where the code multiplies in several formats, in none of 16 bits, or passes no
-    gradient, as a layer of positions.
+def halves_within(module: nn.Module, formats: Formats, passes: Sequence[bool]) -> dict[Line, torch.dtype]:
+    """Returns, by line of code, the format of 16 bits in which a module multiplies there: a layer, or the network
+    between its layers. Nothing for torch's layers, and where the module passes no gradient, as a layer of positions. A
+    line that multiplies in several formats, or in none of 16 bits, is left out.
 
     Args:
-        formats: the formats in which the code was seen to multiply.
+        formats: by line the formats in which the code was seen to multiply.
         passes: whether each output of the module requires a gradient.
     """
-    is_half = len(formats) == 1 and formats <= set(HALF)
-    return next(iter(formats)) if is_half and any(passes) and not isinstance(module, MULTIPLY) else None
+    if isinstance(module, MULTIPLY) or not any(passes):
+        return {}
+    return {line: kind for line, kinds in formats.items() for kind in kinds if len(kinds) == 1 and kind in HALF}
 
 
 def as_operands(values: Any, half: torch.dtype) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from mpcompare.operands import Products
-from mpcompare.verdict.examine.forced.choices import Choice
+from mpcompare.verdict.examine.forced.choices import Choice, Line
 from mpcompare.verdict.examine.forced.random_numbers import Drawn
 from mpcompare.verdict.judge.layers import OUTPUT as OUTPUT
 
@@ -55,8 +55,8 @@ class Call:
     again: list[torch.dtype] = field(default_factory=list)
     # the choices that the network has made between its layers; empty in the call of a layer
     choices: list[Choice] = field(default_factory=list)
-    # the formats in which it multiplies; the network itself, between its layers
-    products: set[torch.dtype] = field(default_factory=set)
+    # by line of code the formats in which it multiplies; the network itself, between its layers
+    products: dict[Line, set[torch.dtype]] = field(default_factory=lambda: defaultdict(set))
 
     @property
     def places(self) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """The hooks that write a record down while a step is taken. The step computes the same bits as without them."""
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.tasks.cast import NORMS
 from mpcompare.verdict.examine.forced.arrivals import Arrivals
-from mpcompare.verdict.examine.forced.choices import Choice, chosen, in_backward, place_of
+from mpcompare.verdict.examine.forced.choices import Choice, chosen, in_backward, line_of_the_network, place_of
 from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on
 from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of
 from mpcompare.verdict.examine.forced.random_numbers import Noted, copied
@@ -89,7 +89,8 @@ class Recorder(Arrivals):
         whole = self._is_whole(name)
         if self.whole:
             self.whole[-1].choices += self._choices
-            self.whole[-1].products |= self.open[-1].products if self.open and self.open[-1] else set()
+            for line, kinds in self.open[-1].products.items() if self.open and self.open[-1] else ():
+                self.whole[-1].products[line] |= kinds
         if self.open:
             self.open[-1] = None
         self._choices.clear()
@@ -107,7 +108,7 @@ class Recorder(Arrivals):
         self.open.append(call)
         if whole:
             held = {each: p.dtype for each, p in self.network.named_parameters()} if name else held
-            self.whole.append(replace(call, held=held, choices=[], products=set()))
+            self.whole.append(replace(call, held=held, choices=[], products=defaultdict(set)))
             self._counts.clear()
             self.before = {each: len(calls) for each, calls in self.record.calls.items()}
 
@@ -136,7 +137,7 @@ class Recorder(Arrivals):
         if func._schema.name in OPERATORS:
             kind, calls = format_of(args), [*self.open[-1:], *self.whole[-1:]]
             if kind is not None and (call := next(filter(None, calls), None)) is not None:
-                call.products.add(kind)
+                call.products[line_of_the_network()].add(kind)
             return
         if not self.whole or not self.open or in_backward() or (made := chosen(func, args, result)) is None:
             return

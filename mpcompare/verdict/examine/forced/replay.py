@@ -27,7 +27,7 @@ from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
 from mpcompare.verdict.examine.forced.formats import default_dtype
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
 from mpcompare.verdict.examine.forced.network import ForcedNetwork
-from mpcompare.verdict.examine.forced.own_products import half_within
+from mpcompare.verdict.examine.forced.own_products import halves_within
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, factor_of, rows_of
@@ -128,8 +128,8 @@ class Replay(ForcedNetwork):
         given = [computed[at] if at in computed else self._given(v) for at, v in enumerate(call.inputs)]
         args, kwargs = tree_unflatten(given, call.arguments)
         module = self.network.get_submodule(part)
-        half = half_within(module, call.products, call.passes)
-        with self.choosing.of(call.choices if self.is_forcing else [], call.near), self.weights.multiplying_in(half):
+        halves = halves_within(module, call.products, call.passes)
+        with self.choosing.of(call.choices if self.is_forcing else [], call.near), self.weights.multiplying_in(halves):
             return module(*args, **kwargs)
 
     def _given(self, recorded: Any) -> Any:

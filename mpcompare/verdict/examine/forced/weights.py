@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from mpcompare.dtypes import HALF
 from mpcompare.tasks.functions import PRODUCTS
 from mpcompare.tasks.task import Params, sharing_parameters
-from mpcompare.verdict.examine.forced.choices import in_backward
+from mpcompare.verdict.examine.forced.choices import Line, in_backward, line_of_the_network
 from mpcompare.verdict.examine.forced.own_products import as_operands
 from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
@@ -60,16 +60,16 @@ class Weights(TorchFunctionMode):
         self.between: dict[str, Tensor] = {}
         self.asked: set[torch.dtype] = set()
         self.moved: Params = {}
-        self._half: torch.dtype | None = None
+        self._halves: Mapping[Line, torch.dtype] = {}
 
     @contextmanager
-    def multiplying_in(self, half: torch.dtype | None) -> Iterator[None]:
-        """Rounds the operands of products to ``half`` while it is entered, unless it is None."""
-        before, self._half = self._half, half
+    def multiplying_in(self, halves: Mapping[Line, torch.dtype]) -> Iterator[None]:
+        """Rounds the operands of products while it is entered, by line of code to the format of 16 bits there."""
+        before, self._halves = self._halves, halves
         try:
             yield
         finally:
-            self._half = before
+            self._halves = before
 
     def cast(self, p: Tensor, held: torch.dtype | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Returns a new tensor of a parameter's numbers, as they are in the dtype ``held``, in ``dtype``; None: in the
@@ -121,8 +121,8 @@ class Weights(TorchFunctionMode):
         if any(id(v) in self.names for v in values_of(args, kwargs)):
             is_cast = self.autocast and func in PRODUCTS
             args, kwargs = tree_map_only(nn.Parameter, self.copied if is_cast else self.taken, (args, kwargs))
-        if self._half is not None and func in PRODUCTS:
-            args, kwargs = as_operands((args, kwargs), self._half)
+        if self._halves and func in PRODUCTS and (half := self._halves.get(line_of_the_network())) is not None:
+            args, kwargs = as_operands((args, kwargs), half)
         self.asked |= (asked := asked_of(func, args, kwargs))
         result = call_widened(func, args, kwargs, self.dtype, self.stored)
         is_constant = is_real(result) and not result.requires_grad

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torchvision.ops import nms
 
 from mpcompare.verdict.examine.forced.choices import Choosing
@@ -66,6 +67,21 @@ def test_numbers_that_nearly_agree_have_the_choice_of_the_step(name):
 @pytest.mark.parametrize("name", [name for name in CHOOSE if name != "rounded"])
 def test_another_choice_stays(name):
     assert torch.equal(again(CHOOSE[name], X, FAR), CHOOSE[name](FAR))
+
+
+class Mode(TorchFunctionMode):
+    """Calls each function as it is, as the mode of a backend calls most functions."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_place_of_a_choice_is_not_in_a_mode_of_the_backend():
+    function = CHOOSE["topk"]
+    (plain,) = choices_of(function, X)
+    with Mode():
+        (within,) = choices_of(function, X)
+    assert within.place == plain.place
 
 
 def test_the_values_are_those_of_the_replay():

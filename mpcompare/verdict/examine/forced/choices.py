@@ -27,6 +27,7 @@ OTHERS = {"aten::_to_copy", "aten::bucketize", "aten::searchsorted", NMS}  # cas
 CHOICES = COMPARISONS | ALONG | OTHERS
 
 NOT_THE_NETWORK = ("torch.", "mpcompare.verdict.", "mpcompare.watching.")  # packages of its callers and of modes
+OF_MODES = {"__torch_function__", "__torch_dispatch__"}  # methods of modes of anybody's, such as a backend's
 Line = tuple[str, int]  # a file, and the number of a line in it
 Place = tuple[str, int, str]  # file, line, and operator
 
@@ -77,7 +78,7 @@ def line_of_the_network() -> Line:
         package = frame.f_globals.get("__name__", "")
         if package == "torch._ops":
             found = None
-        elif found is None and not package.startswith(NOT_THE_NETWORK):
+        elif found is None and not (package.startswith(NOT_THE_NETWORK) or frame.f_code.co_name in OF_MODES):
             found = frame.f_code.co_filename, line
     return found or ("", 0)
 

@@ -226,7 +226,7 @@ class Calls:
         for called in used:
             called.given = {at: v for at, v in called.given.items() if isinstance(v, Own) or v in own}
             called.others = {name: v for name, v in called.others.items() if v.slot in own}
-        record = Record(defaultdict(list), self.noted.drawn)
+        record = Record(defaultdict(list), self.noted.drawn, self.noted.narrow)
         try:
             tape = _one_call_each(tape)
         except NotImplementedError as error:
@@ -316,7 +316,8 @@ class _Noted(Noted):
 
     def __init__(self, calls: Calls, guard: Guard) -> None:
         note = partial(guard, calls.recorder.chose)
-        super().__init__(calls.recorder.record.drawn, calls.spool.copy, note)
+        record = calls.recorder.record
+        super().__init__(record.drawn, calls.spool.copy, note, record.narrow)
         self.calls, self.guard = calls, guard
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -73,7 +73,7 @@ class Arithmetic:
         return value
 
     def cast(self, constants: Tensor, kind: torch.dtype) -> Tensor:
-        """Is given constants that the network casts to a format of 16 bits. Returns the constants that are taken."""
+        """Is given constants that the network has in a format of 16 bits. Returns the constants that are taken."""
         return constants
 
     def summed(self, part: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 
 from mpcompare.operands import Products
 from mpcompare.verdict.examine.forced.choices import Choice, Line
+from mpcompare.verdict.examine.forced.constants import Narrow
 from mpcompare.verdict.examine.forced.random_numbers import Drawn
 from mpcompare.verdict.judge.layers import OUTPUT as OUTPUT
 
@@ -91,6 +92,7 @@ class Record:
     # by name of the layer, in the order of its calls
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
     drawn: Drawn = field(default_factory=dict)  # the random numbers that the step drew
+    narrow: Narrow = field(default_factory=dict)  # the formats of constants of 16 bits
     hidden: str = ""  # why the calls cannot be replayed; empty where they can
 
 

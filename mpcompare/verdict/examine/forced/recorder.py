@@ -32,8 +32,9 @@ def recorded(network: nn.Module) -> Iterator[Record]:
     recorder = Recorder()
     recorder.attach(network)
     try:
-        with Noted(recorder.record.drawn, note=recorder.chose):
-            yield recorder.record
+        record = recorder.record
+        with Noted(record.drawn, note=recorder.chose, narrow=record.narrow):
+            yield record
     finally:
         recorder.detach()
 

@@ -170,13 +170,12 @@ class Roundings(TorchDispatchMode):
         return depends
 
     def cast(self, value: Tensor, kind: torch.dtype) -> Tensor:
-        """Returns constants that a network casts to a format of fewer digits than the precision has, such as keys that
-        go into a queue. Numbers that the format holds are not rounded."""
-        u = torch.finfo(kind).eps / 2
+        """Returns constants that a network has in a format of 16 bits, such as keys that go into a queue. Numbers that
+        the format holds are not rounded, and quantities are rounded as they are computed."""
         with _disable_current_modes():
-            if u <= self.u or torch.equal(value.to(kind).to(value.dtype), value):
+            if value in self.quantities or torch.equal(value.to(kind).to(value.dtype), value):
                 return value
-            return self.round_(value.clone(), u)
+            return self.round_(value.clone(), torch.finfo(kind).eps / 2)
 
     def round_(self, value: Tensor, u: float | None = None) -> Tensor:
         """Rounds ``value`` in place to 1 / factor times the numbers of the precision, with a factor for each tensor:

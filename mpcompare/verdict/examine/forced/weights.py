@@ -19,6 +19,7 @@ from mpcompare.dtypes import HALF
 from mpcompare.tasks.functions import PRODUCTS
 from mpcompare.tasks.task import Params, sharing_parameters
 from mpcompare.verdict.examine.forced.choices import Line, in_backward, line_of_the_network
+from mpcompare.verdict.examine.forced.constants import Narrow, are_met, with_constants
 from mpcompare.verdict.examine.forced.own_products import as_operands
 from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
@@ -40,7 +41,8 @@ class Weights(TorchFunctionMode):
     Attributes:
         names: the names of the parameters, by ``id``.
         between: by name the parameters that are used between layers, as leaves of autograd's graph.
-        constant: is given constants that the network casts to a format of 16 bits, and returns the constants to take.
+        constant: is given constants that the network has in a format of 16 bits, and returns the constants to take.
+        narrow: the formats of the constants that the step had in 16 bits.
         asked: the formats of 16 bits that the network itself has asked for since somebody emptied it.
         moved: by name the numbers of parameters that the call of the network under way has in place of its own.
     """
@@ -51,9 +53,10 @@ class Weights(TorchFunctionMode):
         dtype: torch.dtype,
         stored: torch.dtype | None = None,
         constant: Callable[[Tensor, torch.dtype], Tensor] = lambda value, kind: value,
+        narrow: Narrow | None = None,
     ) -> None:
         super().__init__()
-        self.stored, self.constant = stored, constant
+        self.stored, self.constant, self.narrow = stored, constant, narrow or {}
         self.dtype, self.names = dtype, {id(p): name for name, p in network.named_parameters()}
         self.held: Mapping[str, torch.dtype] = {}  # by name the dtypes in which the step held them
         self.autocast = False  # whether the step was under autocast
@@ -121,6 +124,8 @@ class Weights(TorchFunctionMode):
         if any(id(v) in self.names for v in values_of(args, kwargs)):
             is_cast = self.autocast and func in PRODUCTS
             args, kwargs = tree_map_only(nn.Parameter, self.copied if is_cast else self.taken, (args, kwargs))
+        if self.narrow and are_met(args, kwargs) and (kind := self.narrow.get(line_of_the_network())) is not None:
+            args, kwargs = with_constants((args, kwargs), kind, self.constant)
         if self._halves and func in PRODUCTS and (half := self._halves.get(line_of_the_network())) is not None:
             args, kwargs = as_operands((args, kwargs), half)
         self.asked |= (asked := asked_of(func, args, kwargs))

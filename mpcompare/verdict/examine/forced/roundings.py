@@ -34,6 +34,8 @@ CANCELLING = {
     "aten::native_layer_norm_backward", "aten::native_group_norm_backward", "aten::native_batch_norm_backward",
     "aten::_fused_rms_norm_backward", "aten::_softmax_backward_data",
 }  # fmt: skip
+# Torch computes the statistics of these norms in 16 bits where all of a norm's numbers have 16 bits.
+NORMING = {f"aten::native_{kind}_norm" for kind in ("layer", "group", "batch")}
 WHOLE = {torch.float32: (torch.int32, 24), torch.float64: (torch.int64, 53)}  # the dtype of its bits, and its digits
 PIECE = 1 << 18  # elements that are rounded at a time: so many stay in the cache
 # Operators whose results are some of the numbers that they are given, or numbers that are not rounded.
@@ -90,8 +92,8 @@ class Roundings(TorchDispatchMode):
         scale: the loss scale; gradients are multiplied by it when fp16 rounds them.
         before_bias: whether a product is rounded before its bias is added, as Keras and Flax compute it.
         convolves_in: the format in which convolutions are summed.
-        cancels_in: the format in which torch computes operators whose terms cancel; None where each of these operators
-            is one operation, and its result is rounded.
+        cancels_in: the format in which torch computes operators whose terms cancel, and norms if it has 16 bits; None
+            where each of these operators is one operation, and its result is rounded.
     """
 
     convolves_in = torch.float32
@@ -114,7 +116,7 @@ class Roundings(TorchDispatchMode):
         in_16_bits = self.on and func in CONVOLUTIONS and self.convolves_in is not torch.float32
         if in_16_bits:
             result = self._narrowly(func, args, kwargs or {}, self.convolves_in)
-        elif self.on and func._schema.name in CANCELLING and self.cancels_in is not None:
+        elif self.on and self.cancels_in is not None and self._is_narrow(func, args):
             result = self._narrowly(func, args, kwargs or {}, self.cancels_in)
         elif self.on and self.before_bias and func in (ADDMM, CONVOLUTION) and not kwargs:
             result = self._without_bias(func, args)
@@ -124,6 +126,13 @@ class Roundings(TorchDispatchMode):
             for value in computed(func, (args, kwargs), result):
                 self.round_(value)
         return result
+
+    def _is_narrow(self, func: Any, args: Any) -> bool:
+        """Returns whether torch computes an operator in the format of its operands. A batch norm that keeps running
+        statistics writes them, in a format of their own."""
+        name = func._schema.name
+        norms = name in NORMING and self.cancels_in in HALF
+        return name in CANCELLING or (norms and not (name.endswith("batch_norm") and args[3] is not None))
 
     def _narrowly(self, func: Any, args: Any, kwargs: Any, format: torch.dtype) -> Any:
         """Returns what torch makes in a format of fewer digits. An operator of backward is given the gradient of its

@@ -77,6 +77,14 @@ def dimensions(errors: Tensor, square: float) -> float:
     return max(square**2 / products, 1.0) if products else 1.0
 
 
+def contrasts(samples: Tensor) -> Tensor:
+    """Returns n - 1 rows of n samples that vary as the samples do, but around 0: each is the mean of some samples minus
+    the next sample, over the root of what its variance is multiplied by (Helmert)."""
+    number = torch.arange(1.0, len(samples), dtype=samples.dtype, device=samples.device).view(-1, 1)
+    means = samples.cumsum(0)[:-1] / number
+    return (means - samples[1:]) / (1 + 1 / number).sqrt()
+
+
 def total_norm(grads: Mapping[str, Tensor], norm_type: float) -> float:
     """Returns the norm of all gradients as one vector, in float64.
 

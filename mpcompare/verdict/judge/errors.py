@@ -53,6 +53,10 @@ class RoundingError:
     # the share of the elements that are 0 in the record, and whose exact value is no larger than one fp32 rounding of
     # its sum
     cancelled: float = 0.0
+    # the norm of the mean of the samples, and the number of dimensions in which they vary around it; a kernel that sums
+    # in 16 bits makes the same error in each sample
+    common: float = 0.0
+    around: float = 1.0
 
 
 RoundingErrors = dict[str, RoundingError]
@@ -69,6 +73,14 @@ class PlaceError:
     dimensions: float
     samples: int
     terms: float = 0.0
+    common: float = 0.0
+    around: float = 1.0
+
+    @classmethod
+    def of(cls, error: float, norm: float, once: RoundingError) -> "PlaceError":
+        """Returns the error at a place where roundings make the error ``once``."""
+        made = once.error, once.dimensions, once.samples, once.terms, once.common, once.around
+        return cls(error, norm, *made)
 
     @property
     def far(self) -> float:

@@ -99,7 +99,7 @@ def doubt(run: Examined) -> str:
 
 def _as_place(e: GradientError, layers: Layers, tensor: str) -> PlaceError:
     rounding = layers.rounding[tensor]
-    return PlaceError(e.error, e.norm, rounding.error, rounding.dimensions, rounding.samples, rounding.terms)
+    return PlaceError.of(e.error, e.norm, rounding)
 
 
 def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first_is_right: bool = True) -> Checks:

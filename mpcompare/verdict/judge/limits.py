@@ -33,10 +33,9 @@ def tensor_limit(run: Examined, reference: GradientError, rounding: RoundingErro
     sums = sum_error(run) * max(reference.norm, once / u, rounding.terms if rounding else 0.0)
     own = reference.error
     if rounding and once:
-        dimensions = rounding.dimensions
-        once *= ratio_quantile(dimensions, rounding.samples * dimensions)
-        if own > once:
-            own *= ratio_quantile(dimensions, dimensions)
+        if own > _largest_around_0(once, rounding):
+            own *= ratio_quantile(rounding.dimensions, rounding.dimensions)
+        once = largest_rounding(once, rounding)
     return max(K * own + u * reference.largest, K * once) + sums
 
 
@@ -88,9 +87,31 @@ def roundings(run: Examined, place: PlaceError, in_a_row: bool = False) -> float
     """
     is_16_bit = PRECISIONS[run.precision].is_16_bit
     sums = sum_error(run) * (2 if is_16_bit else math.sqrt(run.findings.longest_sum) if in_a_row else 1)
-    quantile = ratio_quantile(place.dimensions, place.samples * place.dimensions)
     summed = max(place.norm, place.rounding / run.unit_roundoff, place.terms)
-    return K * quantile * place.rounding + sums * summed
+    return K * largest_rounding(place.rounding, place) + sums * summed
+
+
+def largest_rounding(once: float, samples: RoundingError | PlaceError) -> float:
+    """Returns the largest error that roundings make in one more run, as far as samples of them tell.
+
+    The samples may have a mean of 0. Or they have a mean, as a kernel that sums in 16 bits gives them: one more error
+    is then this mean, and a part around it whose size is known from one sample less. With the error of the mean itself
+    its variance is 1 + 1 / samples of the samples' variance. The smaller of both numbers counts.
+
+    Args:
+        once: the root mean square of the samples' norms.
+    """
+    around_0 = _largest_around_0(once, samples)
+    number, around = samples.samples, samples.around
+    if number < 2 or not samples.common:
+        return around_0
+    apart = math.sqrt(max(once**2 - samples.common**2, 0.0) * (number + 1) / (number - 1))
+    return min(around_0, samples.common + apart * ratio_quantile(around, (number - 1) * around))
+
+
+def _largest_around_0(once: float, samples: RoundingError | PlaceError) -> float:
+    """Returns the largest error of one more run if the samples have a mean of 0."""
+    return once * ratio_quantile(samples.dimensions, samples.samples * samples.dimensions)
 
 
 def t_quantile(degrees: float) -> float:

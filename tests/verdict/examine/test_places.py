@@ -7,6 +7,7 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.examine.forced.arithmetic import Point
 from mpcompare.verdict.examine.forced.places import FEW, Errors, Some
 from mpcompare.verdict.examine.forced.roundings import Roundings
+from mpcompare.verdict.judge.limits import largest_rounding, ratio_quantile
 
 SHAPE = 256, 256  # more elements than are looked at to find the size of roundings
 
@@ -111,3 +112,19 @@ def test_no_gradient_that_is_too_small_for_fp16_cancels(size):
     """A rounding to fp16 makes 0 of each of these terms: that is underflow."""
     terms = size * torch.randn(256, 48, generator=torch.manual_seed(0)).double()
     assert lost(terms, "fp16", torch.ones(48, dtype=torch.bool)) == 0
+
+
+@pytest.mark.parametrize("shared", [0.0, 1.0])
+def test_an_error_that_all_samples_share_needs_no_quantile(shared):
+    exact, point = torch.ones(64, dtype=torch.float64), Point("gradient", "layer")
+    errors, roundings = Errors(1), Roundings(PRECISIONS["fp32"])
+    errors.compare(point, exact, exact, torch.float32)
+    drawn = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        moved = 0.01 * torch.randn(64, dtype=torch.float64, generator=drawn) + shared
+        errors.sample(roundings, point, exact + moved)
+    made = errors.places[point].rounding()
+    assert made.common == pytest.approx(8 * shared, abs=0.1)
+    once = ratio_quantile(made.dimensions, 4 * made.dimensions) * made.error
+    assert largest_rounding(made.error, made) <= once
+    assert (largest_rounding(made.error, made) < 1.1 * made.error) == bool(shared)

@@ -39,12 +39,13 @@ def _carried(earlier: Layers, later: Layers, places: Mapping[Point, Place]) -> L
     for point, place in places.items():
         known = earlier.places[point.name]
         part = place.norm / known.norm
-        made, terms = part * known.rounding, part * known.terms
-        errors[point] = replace(known, error=place.error, norm=place.norm, rounding=made, terms=terms)
+        scaled = {each: part * getattr(known, each) for each in ("rounding", "terms", "common")}
+        errors[point] = replace(known, error=place.error, norm=place.norm, **scaled)
     for name, e in later.gradients.items():
         once, before = earlier.rounding[name], earlier.gradients[name]
         part = e.norm / before.norm if e and before else 1.0
-        rounding[name] = replace(once, error=part * once.error, along=part * once.along, terms=part * once.terms)
+        scaled = {each: part * getattr(once, each) for each in ("error", "along", "terms", "common")}
+        rounding[name] = replace(once, **scaled)
     part = abs(later.exact_loss / earlier.exact_loss) if earlier.exact_loss else 1.0
     noise = max(later.loss_noise, part * earlier.loss_noise)
     return replace(later, places=worst_calls(errors), rounding=rounding, loss_noise=noise)

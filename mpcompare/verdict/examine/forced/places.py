@@ -13,7 +13,7 @@ from torch import Tensor
 from mpcompare.dtypes import HALF
 from mpcompare.verdict.examine.forced.arithmetic import Point
 from mpcompare.verdict.examine.forced.roundings import Roundings
-from mpcompare.verdict.examine.numerics import CHUNK, chunks, dimensions, distance, finite_norm, stride_of
+from mpcompare.verdict.examine.numerics import CHUNK, chunks, contrasts, dimensions, distance, finite_norm, stride_of
 from mpcompare.verdict.judge.errors import PlaceError, RoundingError
 
 BLIND = 0.02  # of the norm of a tensor: a few samples are enough if roundings are below it
@@ -165,7 +165,12 @@ class Place:
         norm = float(weighed.norm())
         along = float((stacked @ weighed).square().mean().sqrt()) / norm if norm else 0.0
         zeros = self._zeros / len(vectors) / max(some.count(exact != 0), 1)
-        return RoundingError(math.sqrt(square), dimensions(stacked, square), len(vectors), along, zeros=zeros)
+        apart = contrasts(stacked)
+        around = dimensions(apart, float(apart.square().sum()) / max(len(apart), 1))
+        return RoundingError(
+            math.sqrt(square), dimensions(stacked, square), len(vectors), along, zeros=zeros,
+            common=float(stacked.mean(0).norm()), around=around,
+        )  # fmt: skip
 
 
 class Errors:

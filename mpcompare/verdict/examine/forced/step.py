@@ -156,4 +156,4 @@ def _place(place: Place, point: Point, recorded: Recorded) -> PlaceError:
     rounding, b = place.rounding(), recorded.buffers.get(point.layer) if point.kind == "buffer" else None
     u = torch.finfo(b.dtype).eps / 2 if b is not None and b.dtype in HALF else 0.0
     made = max(rounding.error, u * place.norm)
-    return PlaceError(place.error, place.norm, made, rounding.dimensions, rounding.samples, rounding.terms)
+    return PlaceError.of(place.error, place.norm, replace(rounding, error=made))

@@ -5,9 +5,10 @@ come to a layer, and the step cannot be compared. So a choice between layers is 
 again. A layer may be a router itself: it chose the places that it returned.
 """
 
+import math
 import sys
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from traceback import walk_stack
@@ -16,9 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpcompare.dtypes import dtype_name
+from mpcompare.dtypes import HALF, dtype_name
+from mpcompare.precision import FP16
 from mpcompare.verdict.examine.forced.attention_masks import bound
+from mpcompare.verdict.examine.numerics import spread
 
+FEW = 256  # numbers of a choice that tell how many digits the numbers have
 COMPARISONS = {f"aten::{name}" for name in ("gt", "ge", "lt", "le", "eq", "ne")}
 # operators that choose numbers along a dimension, and return their places
 ALONG = {f"aten::{name}" for name in ("topk", "sort", "max", "min", "argmax", "argmin")}
@@ -60,6 +64,7 @@ class Choice:
     place: Place
     chosen: Tensor
     by: torch.dtype  # the dtype of the numbers that it was made by
+    numbers: Tensor  # some of these numbers
 
 
 def chosen(func: Any, args: Any, result: Any) -> Tensor | None:
@@ -88,13 +93,33 @@ def place_of(func: Any) -> Place:
     return *line_of_the_network(), func._schema.name
 
 
-def made_by(choices: Iterable[Choice]) -> dict[str, str]:
-    """Returns by place, in words, the format of the numbers of its choices; of several formats the shortest one."""
+def made_by(choices: Iterable[Choice], off: Mapping[Place, float], storage: torch.dtype) -> dict[str, str]:
+    """Returns by place, in words, the format whose digits the numbers of its choices have; of several formats the
+    shortest one. Numbers in fp32 may be made of 16-bit numbers, as distances are, and numbers of 16 bits may be exact,
+    as a mask is. So numbers that are further off than halfway between both roundings have 16 bits.
+
+    Args:
+        off: by place how far the numbers are off, as :attr:`Choosing.off`; a place that is left out has the dtype's.
+        storage: the format of the precision.
+    """
     found: dict[str, torch.dtype] = {}
+    halfway = math.sqrt(torch.finfo(storage).eps * torch.finfo(torch.float32).eps) / 2
     for choice in sorted(choices, key=lambda each: -each.by.itemsize):
         file, line, operator = choice.place
-        found[f"{operator.rpartition(':')[2]} in {file.rpartition('/')[2]}:{line}"] = choice.by
+        kind, is_half = choice.by, choice.by in HALF
+        if storage in HALF and choice.place in off and is_half != (off[choice.place] > halfway):
+            kind = torch.float32 if is_half else storage
+        found[f"{operator.rpartition(':')[2]} in {file.rpartition('/')[2]}:{line}"] = kind
     return {place: dtype_name(dtype) for place, dtype in found.items()}
+
+
+def how_far(numbers: Tensor, exact: Tensor) -> float:
+    """Returns how far some numbers are off, relative to their norm. Numbers beyond fp16 are no numbers of a choice:
+    they stand for infinity in a mask."""
+    counts = (numbers.abs() < FP16.maximum) & (exact.abs() < FP16.maximum)
+    numbers, exact = numbers[counts].double(), exact[counts].double()
+    norm = float(exact.norm())
+    return float((numbers - exact).norm()) / norm if norm else 0.0
 
 
 def along(func: Any, args: Any, kwargs: Any, result: Any, places: Tensor, near: float) -> Any:
@@ -128,10 +153,15 @@ def _compared(args: Any, own: Tensor, theirs: Tensor, near: float) -> Tensor:
 
 
 class Choosing:
-    """Makes the choices of a recorded call of a network once more."""
+    """Makes the choices of a recorded call of a network once more.
+
+    Attributes:
+        off: by place how far the numbers of its choices were off in the step, at most, relative to their norm.
+    """
 
     def __init__(self) -> None:
-        self._left: dict[Place, deque[Tensor]] = {}  # by place the choices that come next
+        self.off: dict[Place, float] = {}
+        self._left: dict[Place, deque[Choice]] = {}  # by place the choices that come next
         # by place the choices that differed from the replay's own, with the own ones: a checkpoint makes them again
         self._made: dict[Place, list[tuple[Tensor, Tensor]]] = {}
         self._near = 0.0
@@ -140,9 +170,9 @@ class Choosing:
     @contextmanager
     def of(self, noted: Sequence[Choice], near: float) -> Iterator[None]:
         """Makes these choices, in their order, where the numbers agree within a share ``near`` of them."""
-        left: dict[Place, deque[Tensor]] = defaultdict(deque)
+        left: dict[Place, deque[Choice]] = defaultdict(deque)
         for choice in noted:
-            left[choice.place].append(choice.chosen)
+            left[choice.place].append(choice)
         self._left, self._near = dict(left), near
         try:
             yield
@@ -178,7 +208,7 @@ class Choosing:
         if not source or (own := chosen(func, args, result)) is None:
             return result
         place, name = place_of(func), func._schema.name
-        theirs = self._next(place, own)
+        theirs = self._next(place, own, args[0])
         if theirs is None or theirs.dtype is not own.dtype or torch.equal(theirs, own):
             return result
         if theirs.shape != own.shape and name != NMS:
@@ -190,9 +220,17 @@ class Choosing:
             return along(func, args, kwargs, result, theirs, self._near)
         return _compared(args, own, theirs, self._near) if name in COMPARISONS else theirs
 
-    def _next(self, place: Place, own: Tensor) -> Tensor | None:
-        """Returns the choice of the step that comes next at a place; None where there is none."""
+    def _next(self, place: Place, own: Tensor, exact: Tensor) -> Tensor | None:
+        """Returns the choice of the step that comes next at a place; None where there is none.
+
+        Args:
+            exact: the numbers that the replay chooses by.
+        """
         if in_backward():
             return next((theirs for mine, theirs in self._made.get(place, ()) if torch.equal(mine, own)), None)
-        left = self._left.get(place)
-        return left.popleft() if left else None
+        if not (left := self._left.get(place)):
+            return None
+        choice, numbers = left.popleft(), spread(exact, FEW)
+        if numbers.shape == choice.numbers.shape:
+            self.off[place] = max(self.off.get(place, 0.0), how_far(choice.numbers, numbers))
+        return choice.chosen

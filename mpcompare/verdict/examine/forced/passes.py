@@ -19,10 +19,9 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.task import sharing_parameters
 from mpcompare.verdict.examine.drive import RETRIES
 from mpcompare.verdict.examine.errors import gradient_error
-from mpcompare.verdict.examine.forced.choices import made_by
 from mpcompare.verdict.examine.forced.kernels import gradients_of_norms
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
-from mpcompare.verdict.examine.forced.record import OUTPUT, Record, calls_of
+from mpcompare.verdict.examine.forced.record import Record, calls_of
 from mpcompare.verdict.examine.forced.recorder import recorded
 from mpcompare.verdict.examine.forced.replay import Recorded
 from mpcompare.verdict.examine.forced.step import compared_with_the_replay
@@ -92,8 +91,7 @@ def layers_of(subject: Subject, walk: Walk, step: Recorded) -> Layers | None:
         step = replace(step, grads={name: g / factor for name, g in step.grads.items()})
     heap.trim()  # a replay has tensors of other sizes
     layers = compared_with_the_replay(step, subject.precision)
-    choices = made_by(choice for call in step.record.calls[OUTPUT] for choice in call.choices)
-    return replace(layers, of_kernels=_compared_with_kernels(step, layers), choices=choices)
+    return replace(layers, of_kernels=_compared_with_kernels(step, layers))
 
 
 def _compared_with_kernels(step: Recorded, layers: Layers) -> Errors:

@@ -15,13 +15,14 @@ from mpcompare.dtypes import HALF, dtype_name, torch_dtype
 from mpcompare.precision import Precision
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
+from mpcompare.verdict.examine.forced.choices import made_by
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.examine.forced.hooks import without_hooked
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import FP32, Errors, Place, worst_calls
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
-from mpcompare.verdict.examine.forced.record import is_real
+from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.forced.replay import Recorded, Replay
 from mpcompare.verdict.examine.forced.roundings import Roundings, convolves_in
 from mpcompare.verdict.examine.forced.samples import find_terms, statistics, take_samples
@@ -77,6 +78,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     replay = recorded.new_replay(arithmetic)
     exact_loss = _run(replay, arithmetic)
     places = {point: place for point, place in errors.places.items() if point.kind not in ("parameter", "back")}
+    noted = [choice for call in recorded.record.calls[OUTPUT] for choice in call.choices]
     layers = Layers(
         loss=recorded.loss,
         exact_loss=recorded.loss if exact_loss is None else exact_loss,
@@ -87,6 +89,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         factor=replay.factors[-1] / recorded.scale,
         formats=_other_formats(errors, replay, storage),
         loss_is_replayed=exact_loss is not None,
+        choices=made_by(noted, replay.choosing.off, storage),
     )
     if earlier is not None and (carried := earlier.carried(precision, layers, places)):
         return carried

@@ -6,7 +6,8 @@
   buffers, and the gradients of parameters that follow from these operands. All are compared with the
   [forced replay](verdict.md).
 - *Choices* that the network makes between its layers, as a router does, are the run's choices. They may be made by
-  numbers of 16 bits only where amp's are, too.
+  numbers of 16 bits only where amp's are, too. A number has 16 bits if it is further off than halfway between a
+  rounding to 16 bits and a rounding to fp32, whatever its dtype is.
 - *Limit.* 2 times the roundings there, or 2 times amp's own error there, and fp32 sums. Gradients of parameters have
   the limits, signs and zeros of `gradients`.
 """

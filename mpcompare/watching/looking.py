@@ -4,8 +4,8 @@ Nothing that the loop computes is changed, and no error of the watch itself come
 """
 
 import gc
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from mpcompare.watching.tape import given
 
 PLAIN = (Tensor, torch.dtype, torch.device, int, float, bool, str, type(None))  # what a tape can hand on once more
 BACKWARD = (Tensor.backward, torch.autograd.backward)
+GRADIENTS = (*BACKWARD, torch.autograd.grad)
 # Layers that compute in another way while a mode is entered: in evaluation and without gradients they have a fast path.
 # A loop may have a teacher with such layers, and the watch must change none of its bits.
 FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
@@ -188,9 +189,10 @@ class Look(TorchFunctionMode):
         end = self.guard(self._begins, func, args, kwargs) if seen else None
         try:
             is_beside = seen and end is None and func in BACKWARD
-            result = self._beside(func, args, kwargs) if is_beside else func(*args, **kwargs)
+            with nullcontext() if is_beside or func not in GRADIENTS else self._unnoted():
+                result = self._beside(func, args, kwargs) if is_beside else func(*args, **kwargs)
         except Exception:
-            if end is not None and func in (*BACKWARD, torch.autograd.grad):
+            if end is not None and func in GRADIENTS:
                 self.guard(self.sums.stopped)
             raise
         if end is not None:
@@ -211,9 +213,24 @@ class Look(TorchFunctionMode):
         )
         with beside_the_network():
             if plainly:
-                return func(*args, **kwargs)
+                with self._unnoted():
+                    return func(*args, **kwargs)
             with self:  # torch has taken it off
                 return backward(tensors, gradients, bool(retains))
+
+    @contextmanager
+    def _unnoted(self) -> Iterator[None]:
+        """Takes the mode of operators off for a backward pass. While any such mode is entered, torch computes some
+        derivatives, such as the derivative of ``prod``, by other formulas, which have other roundings."""
+        noted = self.sums.calls.noted
+        if _get_current_dispatch_mode() is not noted:
+            yield
+            return
+        noted.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            noted.__enter__()
 
     def _is_of_loop(self) -> bool:
         """Returns whether the loop's own code calls a function."""

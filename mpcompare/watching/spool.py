@@ -77,7 +77,7 @@ class Spool:
         """Returns a copy, row by row if it lies in the file; :meth:`back` brings it to the device of the tensor."""
         with unseen():
             tensor = tensor.detach().resolve_conj().resolve_neg()
-            if tensor.nbytes < SMALL or tensor.layout is not torch.strided:
+            if tensor.layout is not torch.strided or tensor.nbytes < SMALL:
                 return tensor.clone()
             place = tensor.data_ptr(), tensor.shape, tensor.stride()
             copied = self._last[place]() if place in self._last else None

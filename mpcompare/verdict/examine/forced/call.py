@@ -17,7 +17,7 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
 from mpcompare.verdict.examine.forced.choices import in_backward
 from mpcompare.verdict.examine.forced.own_products import PRODUCTS, is_torchs
-from mpcompare.verdict.examine.forced.random_numbers import OtherPathError
+from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
 from mpcompare.verdict.examine.numerics import spread
@@ -51,9 +51,12 @@ class At:
 
         Raises:
             OtherPathError: it has another shape than what was recorded.
+            NotReplayedError: it is sparse, and requires a gradient.
         """
         for place, (x, recorded) in enumerate(zip(xs, self.call.inputs, strict=False)):
             if is_real(recorded) and is_real(x):
+                if x.layout is not torch.strided and x.requires_grad:
+                    raise NotReplayedError(f"{self.name} passes a gradient to a sparse tensor")
                 if x.shape != recorded.shape:
                     raise OtherPathError(f"other rows come to {self.name} when the network is called again")
                 self.replay.tell(Point("input", self.name, self.number, place), recorded, x, recorded.dtype)
@@ -136,7 +139,10 @@ class ForcedLayer(At):
             with torch._C.DisableTorchFunction():  # this is no cast of the network
                 return self.arithmetic.operand(self._recorded(t).to(dtype))
 
-        values = [taken(v).requires_grad_() if is_real(v) else v for v in self.call.inputs]
+        values = [taken(v) if is_real(v) else v for v in self.call.inputs]
+        for value in values:
+            if is_real(value) and value.layout is torch.strided:  # a sparse one is constant, such as edges of a graph
+                value.requires_grad_()
         params = {}
         for name, p in self.module.named_parameters():
             operand = replay.weights.cast(p, self._stored(name), dtype)
@@ -219,9 +225,10 @@ class ForcedLayer(At):
 
     def _copies(self, values: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the operands that are copies of recorded inputs, each with its input. An operand of the same dtype may
-        be the input itself."""
+        be the input itself. A sparse operand keeps its numbers."""
         for value, recorded in zip(values, self.call.inputs, strict=False):
-            if is_real(value) and value.untyped_storage().data_ptr() != recorded.untyped_storage().data_ptr():
+            is_dense = is_real(value) and value.layout is torch.strided
+            if is_dense and value.untyped_storage().data_ptr() != recorded.untyped_storage().data_ptr():
                 yield value, recorded
 
 

@@ -74,7 +74,7 @@ class Forced(torch.autograd.Function):
         if layer is None:  # a network may return one tensor twice
             arithmetic.whose("backward", f"before {ctx.at.name}")
             return (None,) * 2 + tuple(passed.get(place) for place in range(len(ctx.values)))
-        numbers = [v for v in ctx.values if is_real(v)]
+        numbers = [v for v in ctx.values if is_real(v) and v.requires_grad]
         params = [p for p in ctx.params.values() if p.requires_grad]
         wanted = numbers + params
         layer.fill(ctx.values, ctx.params)
@@ -83,7 +83,8 @@ class Forced(torch.autograd.Function):
         found = iter(torch.autograd.grad(ends, edges, grads, allow_unused=True) if ends else ())
         arithmetic.whose("", ctx.at.name)
         back = tuple(
-            numbers_in(next(found, None), replay.dtype, copy=False) if is_real(v) else None for v in ctx.values
+            numbers_in(next(found, None), replay.dtype, copy=False) if is_real(v) and v.requires_grad else None
+            for v in ctx.values
         )
         for place, g in enumerate(back):
             if g is not None:

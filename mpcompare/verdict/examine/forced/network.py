@@ -22,7 +22,7 @@ from mpcompare.verdict.examine.forced.opened import passed_openly
 from mpcompare.verdict.examine.forced.own_products import halves_within, is_torchs
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.weights import Weights, in_dtype
-from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.examine.numerics import numbers, spread
 
 DROPOUT = nn.modules.dropout._DropoutNd
 REPEATED = 2.0**-7  # a repeated call may differ in 16 bits by this share of the size of what arrives
@@ -70,7 +70,7 @@ class ForcedNetwork:
     def tell(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         """Compares at a point, and hides that work from the modes: it is no part of the step, and they are slow."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            self.arithmetic.compare(point, seen, exact, dtype)
+            self.arithmetic.compare(point, numbers(seen), numbers(exact), dtype)
 
     def passed_on(self, name: str, outputs: list[Any]) -> None:
         """Is given the outputs of a layer with which the network goes on."""
@@ -193,7 +193,7 @@ class ForcedNetwork:
         """Returns the number of this call and its record. A checkpoint repeats a call with the same numbers, except for
         roundings: a product may have other last bits if its operands lie elsewhere in memory."""
         with _disable_current_modes():
-            values = [spread(t).double() for t in arriving if is_real(t)]
+            values = [spread(numbers(t)).double() for t in arriving if is_real(t)]
             mark, size = (sum(float(v.sum()) for v in each) for each in (values, [v.abs() for v in values]))
         marks = self.arrived.setdefault(name, [])
         # the nearest, and of equal marks the last: the calls before it have had their backward

@@ -195,8 +195,11 @@ class Roundings(TorchDispatchMode):
         """
         if not value.numel():
             return value
-        if value.is_complex() or value.is_sparse:
-            self.round_(value._values() if value.is_sparse else torch.view_as_real(value), u)
+        if value.layout is not torch.strided:
+            self.round_(value._values() if value.is_sparse else value.values(), u)
+            return value
+        if value.is_complex():
+            self.round_(torch.view_as_real(value), u)
             return value
         in_row = value.is_contiguous()
         target = value.view(-1) if in_row else value.flatten()

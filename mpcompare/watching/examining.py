@@ -1,7 +1,7 @@
 """Comparisons of a loop that was seen: gradients with a forced replay, updates with the optimizer's rule."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -9,14 +9,13 @@ from torch import Tensor, nn
 
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.errors import first_line
-from mpcompare.precision import PRECISIONS, Precision
+from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.adam_mistakes import EPS_BEFORE
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, largest, update_errors
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.examine.forced.kernels import of_kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
-from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes, of_all
 from mpcompare.verdict.examine.seen import Seen
@@ -24,6 +23,7 @@ from mpcompare.verdict.examine.update_rule import digits
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers
 from mpcompare.watching.events import Op, Root
+from mpcompare.watching.formats import of_layers, precision_of
 from mpcompare.watching.looking import Look
 from mpcompare.watching.replaying import NotInFloat64Error, as_it_was, recorded_sum, without_autocast
 from mpcompare.watching.rules import COARSE, Rule, is_by_name, rules_of, update_of
@@ -34,7 +34,7 @@ from mpcompare.watching.steps import Sum, Taken
 class Replayed:
     """A sum of gradients, replayed."""
 
-    precision: str
+    precision: str  # the precision that has its roundings
     layers: Layers | None  # None where it could not be replayed
     why: str  # the reason why the sum or its loss could not be replayed; else empty
     # for each loss that the roots are made of, the derivative of the root by this loss
@@ -49,10 +49,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     Args:
         earlier: earlier sums. If one of them is like this sum, its roundings are taken; else this sum is added.
     """
-    calls = seen.record.calls
-    dtypes = {name: d for name, each in calls.items() if name != OUTPUT and (d := _computes(each))}
-    autocast = seen.first.autocast if seen.first is not None else None
-    precision = _precision(dtypes.values(), seen.tf32, autocast)
+    precision, dtypes = precision_of(seen), of_layers(seen)
     if seen.hidden:
         return Replayed(precision.name, None, seen.hidden, dtypes=dtypes)
     if not all(math.isfinite(g.norm) for g in seen.grads.values()):
@@ -84,20 +81,6 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     reference = replace(layers, places=alike, gradients=step.own)
     unseen = f"it depends on {hidden}, of which no function of torch was seen" if hidden else ""
     return Replayed(precision.name, layers, unseen, step.shares, dtypes, reference)
-
-
-def _computes(calls: Sequence[Call]) -> str:
-    kinds = {dtype_name(v.dtype) for call in calls for v in call.outputs if is_real(v)}
-    return "+".join(sorted(kinds))
-
-
-def _precision(dtypes: Iterable[str], tf32: bool, autocast: torch.dtype | None) -> Precision:
-    """Returns the precision of a step. If layers have both formats of 16 bits, it is autocast's bf16, because autocast
-    to bf16 gives fp16 to recurrent layers on a GPU."""
-    kinds = {kind for each in dtypes for kind in each.split("+")}
-    wide = "tf32" if tf32 else "fp32"
-    halves = ("bf16", "fp16") if autocast is torch.bfloat16 else ("fp16", "bf16")
-    return PRECISIONS[next((kind for kind in halves if kind in kinds), wide)]
 
 
 Moments = dict[tuple[str, str], float]  # by kind and parameter

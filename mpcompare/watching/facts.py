@@ -13,6 +13,7 @@ from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.watching.events import Op
 from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.expecting import NOT_SEEN, by_value, one
+from mpcompare.watching.formats import precision_of_network
 from mpcompare.watching.handing_on import clipping_of, rounded
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import PRODUCTS, Sum, Taken, in_turn, moved
@@ -37,7 +38,7 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
     if not look.taken:
         return facts
     seen = list(dict.fromkeys(t.sum for t in look.taken if t.sum is not None))
-    facts["precision"] = one([r.precision for r in sums.values() if r.dtypes]) or NOT_SEEN
+    facts["precision"] = one([precision_of_network(s).name for s, r in sums.items() if r.dtypes]) or NOT_SEEN
     facts["autocast"] = one([s.autocast or "none" for s in seen])
     facts["layers"] = by_value({name: dtype for r in sums.values() for name, dtype in r.dtypes.items()})
     facts["masters"] = by_value({n: _master(t, n) for t in taken for n in t.dtypes})

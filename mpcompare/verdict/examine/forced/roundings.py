@@ -36,6 +36,9 @@ CANCELLING = {
 }  # fmt: skip
 # Torch computes the statistics of these norms in 16 bits where all of a norm's numbers have 16 bits.
 NORMING = {f"aten::native_{kind}_norm" for kind in ("layer", "group", "batch")}
+# Operators that recur in logarithms. Each step of theirs is rounded as a logarithm of a whole path is, which is larger
+# than any number that they are given or return. So torch's own kernel shows how large these roundings are in fp32.
+RECURRING = {"aten::_ctc_loss", "aten::_ctc_loss_backward"}
 WHOLE = {torch.float32: (torch.int32, 24), torch.float64: (torch.int64, 53)}  # the dtype of its bits, and its digits
 PIECE = 1 << 18  # elements that are rounded at a time: so many stay in the cache
 # Operators whose results are some of the numbers that they are given, or numbers that are not rounded.
@@ -116,6 +119,8 @@ class Roundings(TorchDispatchMode):
         in_16_bits = self.on and func in CONVOLUTIONS and self.convolves_in is not torch.float32
         if in_16_bits:
             result = self._narrowly(func, args, kwargs or {}, self.convolves_in)
+        elif func._schema.name in RECURRING:  # a loss, too
+            result = self._narrowly(func, args, kwargs or {}, torch.float32)
         elif self.on and self.cancels_in is not None and self._is_narrow(func, args):
             result = self._narrowly(func, args, kwargs or {}, self.cancels_in)
         elif self.on and self.before_bias and func in (ADDMM, CONVOLUTION) and not kwargs:

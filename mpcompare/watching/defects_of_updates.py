@@ -19,6 +19,7 @@ from mpcompare.verdict.judge.drive import UpdateError
 from mpcompare.watching.examining import Updates
 from mpcompare.watching.judged import Defect, as_examined, failed
 from mpcompare.watching.looking import Look
+from mpcompare.watching.rules import is_adamw
 from mpcompare.watching.steps import Taken, in_turn, moved
 
 MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
@@ -58,7 +59,7 @@ def _moments(update: Updates) -> Iterator[Defect]:
 def _rule(look: Look, name: str, update: Updates) -> Iterator[Defect]:
     """Yields the decay of an AdamW that is added to the gradient, as Adam's decay is."""
     adam = [n for n, rule in update.rules.items() if rule == "Adam"]
-    if adam and isinstance(look.attached.optimizers[name], torch.optim.AdamW):
+    if adam and is_adamw(look.attached.optimizers[name]):
         because = f"{type(look.attached.optimizers[name]).__name__} is an AdamW, and adds the decay of {listed(adam)} "
         yield Defect("weight decay", adam[0], because + "to the gradient, as Adam does: both moments take it up")
 

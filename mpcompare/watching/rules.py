@@ -106,10 +106,19 @@ def is_by_name(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) ->
     is Adam, AdamW or SGD, and its settings must say no more."""
     if isinstance(optimizer, tuple(OF_TORCH)):
         return True
-    words = re.findall("SGD[A-Z]?|[A-Z][a-z]*", type(optimizer).__name__)
+    words = _words(optimizer)
     others = [key for key, value in settings.items() if value is True and key not in KNOWN]
-    is_one = bool({"Adam", "SGD"} & set(words)) and not OTHERS & set(words)
+    is_one = bool({"Adam", "SGD"} & words) and not OTHERS & words
     return is_one and not others
+
+
+def is_adamw(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether an optimizer is an AdamW, whose decay is no part of the gradient, or is called so."""
+    return isinstance(optimizer, AdamW.of_torch) or {"Adam", "W"} <= _words(optimizer)
+
+
+def _words(optimizer: torch.optim.Optimizer) -> set[str]:
+    return set(re.findall("SGD[A-Z]?|[A-Z][a-z]*", type(optimizer).__name__))
 
 
 def update_of(step: Taken, names: Sequence[str], steps: int = 0) -> Seen:

@@ -66,6 +66,7 @@ class Watch:
         self.sight: HowFar | None = None
         self.entered = False
         self._count = self._compared = 0
+        self._error = ""  # an error of the watch itself, in words
         self._earlier = EarlierSteps()
         self._counting = Guard()
         self._handles: list[Any] = []
@@ -117,8 +118,8 @@ class Watch:
             examining(self._examine, self.look)
         if examining.error:  # a part of the findings makes no card
             self.facts = {}
-        self._note(self.look.guard.error)
-        self._note(examining.error)
+        self._error = self._error or self.look.guard.error or examining.error
+        self._note(self.look.guard.error, examining.error)
 
     def _note(self, *said: str) -> None:
         self.not_examined += [each for each in said if each and each not in self.not_examined]
@@ -241,6 +242,8 @@ class Watch:
             raise WrongTraining("\n  ".join([headline, *lines]))
 
     def _why_nothing(self) -> str:
+        if self._error:
+            return "the watch itself stopped with an error"
         if 0 < self._count <= self.after:
             return f"the block has {self._count} updates, and looking begins after {self.after}"
         if not self.entered:

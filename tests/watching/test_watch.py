@@ -182,6 +182,7 @@ def test_an_error_of_the_watch_does_not_come_to_the_loop(part, monkeypatch):
     seen = TINY.run(mpcompare.watch)
     assert all(torch.equal(a, b) for a, b in zip(right, TINY.weights(), strict=True))
     assert seen.verdict == NOTHING
+    assert str(seen).startswith("nothing was seen: the watch itself stopped with an error\n")
     assert seen.not_examined == ["what came after the watch itself stopped with RuntimeError: no memory"]
     assert torch.overrides._get_current_function_mode_stack() == []
 

@@ -51,13 +51,15 @@ def said(value: Any) -> str:
         return short(value, 6)
     if isinstance(value, Mapping):
         names = any(isinstance(v, str) for each in value.values() if isinstance(each, list) for v in each)
-        between = "; " if names else ", "
-        return between.join(f"{name}: {said(each)}" for name, each in value.items())
+        return _cut([f"{name}: {said(each)}" for name, each in value.items()], "; " if names else ", ")
     if isinstance(value, (list, tuple)):
-        parts = [f"[{said(each)}]" if isinstance(each, (list, tuple)) else said(each) for each in value[:8]]
-        between = "; " if any(isinstance(each, Mapping) for each in value) else ", "
-        return between.join(parts) + (f" and {len(value) - 8} more" if len(value) > 8 else "")
+        parts = [f"[{said(each)}]" if isinstance(each, (list, tuple)) else said(each) for each in value]
+        return _cut(parts, "; " if any(isinstance(each, Mapping) for each in value) else ", ")
     return str(value)
+
+
+def _cut(parts: Sequence[str], between: str) -> str:
+    return between.join(parts[:8]) + (f" and {len(parts) - 8} more" if len(parts) > 8 else "")
 
 
 def save(facts: Mapping[str, Any], file: str | Path) -> None:

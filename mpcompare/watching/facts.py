@@ -38,13 +38,13 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
     if not look.taken:
         return facts
     seen = list(dict.fromkeys(t.sum for t in look.taken if t.sum is not None))
-    facts["precision"] = one([precision_of_network(s).name for s, r in sums.items() if r.dtypes]) or NOT_SEEN
-    facts["autocast"] = one([s.autocast or "none" for s in seen])
-    facts["layers"] = by_value({name: dtype for r in sums.values() for name, dtype in r.dtypes.items()})
+    facts["precision"] = _known([precision_of_network(s).name for s, r in sums.items() if r.dtypes])
+    facts["autocast"] = _known([s.autocast or "none" for s in seen])
+    facts["layers"] = by_value({name: d for r in sums.values() for name, d in r.dtypes.items()}) or NOT_SEEN
     facts["masters"] = by_value({n: _master(t, n) for t in taken for n in t.dtypes})
     facts["moments"] = _moments(taken)
-    facts["inputs"] = one([sorted({dtype_name(t.dtype) for t in _inputs(s)}) for s in seen])
-    facts["training_mode"] = one([s.training for s in seen])
+    facts["inputs"] = _known([sorted({dtype_name(t.dtype) for t in _inputs(s)}) for s in seen])
+    facts["training_mode"] = _known([s.training for s in seen])
     facts |= _sums_of(seen, sums)
     facts["loss_in_16_bits"] = sorted({each for s in seen for each in _loss_in_16_bits(s)})
     facts["terms_without_gradient"] = sorted({each for s in seen for each in _constant_terms(s)})
@@ -53,8 +53,9 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
     parts = [f"{part} ({line})" if line else part for part, line in taken[-1].order] if taken else []
     facts["order"] = [*parts, "step"]  # of the last one
     facts |= _scaling(look)
+    names = {name: {type(look.attached.optimizers[name]).__name__} for name in updates}
     rules = {
-        name: one(sorted(set(u.rules.values()))) or type(look.attached.optimizers[name]).__name__
+        name: one(sorted(set(u.rules.values()) | (names[name] if u.unknown or not u.rules else set())))
         for name, u in updates.items()
     }
     facts["optimizer"] = rules if len(look.attached.optimizers) > 1 else next(iter(rules.values()), None)
@@ -74,6 +75,11 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
     facts["statistics_of_frozen"] = sorted({name for s in seen for name in _moving(look.network, s)})
     facts["tied"] = _tied(look.network)
     return facts
+
+
+def _known(values: Sequence[Any]) -> Any:
+    """Returns a fact of all sums, of which there may be none."""
+    return one(values) if values else NOT_SEEN
 
 
 def _inputs(seen: Sum) -> Iterator[Tensor]:
@@ -105,7 +111,7 @@ def _moments(taken: Sequence[Taken]) -> dict[str, str]:
 
 def _sums_of(seen: Sequence[Sum], sums: Mapping[Sum, Replayed]) -> dict[str, Any]:
     """Returns the micro-batches of the sums: their number, the loss, and how much each micro-batch counts."""
-    facts: dict[str, Any] = {"micro_batches": one([len(s.roots) for s in seen])}
+    facts: dict[str, Any] = {"micro_batches": _known([len(s.roots) for s in seen])}
     weights, labels, losses = [], [], []
     for each, replay in ((s, sums[s]) for s in seen if s in sums):
         scale = next(iter(each.scales), 1.0)  # 1 where no scaler multiplied a loss

@@ -199,11 +199,15 @@ class Watch:
             said.append(f"{self.attached.others} parameters of the optimizer that the network does not have")
         for update in updates.values():
             for reason in dict.fromkeys(update.unknown.values()):
-                said.append(f"updates ({reason})")
+                of = listed([name for name, why in update.unknown.items() if why == reason])
+                said.append(f"updates of {of} ({reason})" if update.rules else f"updates ({reason})")
         if any(t.closures for t in look.taken):
             said.append("updates of an optimizer that calls its closure several times")
         if any(t.sum is None and t.given and not t.in_backward for t in look.taken):
-            said.append("gradients that no backward made, or one that a hook calls within another one")
+            said.append("gradients that no backward made, or one in compiled code or in a hook of another one")
+        whole = [t for t in look.taken if t.sum is not None and not t.sum.hidden]
+        if by_loop := sorted({name for t in whole for name in t.given.keys() - t.raw.keys()}):
+            said.append(f"the gradients of {listed(by_loop)}, which the loop itself sets")
         if any(t.in_backward for t in look.taken):
             said.append("gradients of an optimizer that takes its steps within backward")
         self._note(*said)

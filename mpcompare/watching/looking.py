@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
@@ -55,6 +55,7 @@ class Look(TorchFunctionMode):
         self._put = ExitStack()  # takes off, at the end, everything that is put on
         self.on = self.entered = self._left = False  # on: whether it is under way
         self._inside = 0  # calls of the network under way
+        self._notes = False  # whether the mode of operators is on for the call of the network alone
         self._fast = 0  # calls of layers with a fast path under way since the modes were left
         self._called: Called | None = None
 
@@ -170,11 +171,16 @@ class Look(TorchFunctionMode):
         self._left = self._is_on_top()
         if self._left:  # a compiler would look through a mode
             self.__exit__(None, None, None)
+        self._notes = self.on and self.sums.calls.noted not in _get_current_dispatch_mode_stack()
+        if self._notes:  # a hook of a backward calls us
+            self.sums.calls.noted.__enter__()
 
     def _returned(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         self._inside -= 1
         if self._inside or in_backward():
             return
+        if self._notes:
+            self.sums.calls.noted.__exit__(None, None, None)
         if self._left:
             self.__enter__()
         if self._called is not None and result is not None:
@@ -189,7 +195,7 @@ class Look(TorchFunctionMode):
         end = self.guard(self._begins, func, args, kwargs) if seen else None
         try:
             is_beside = seen and end is None and func in BACKWARD
-            with nullcontext() if is_beside or func not in GRADIENTS else self._unnoted():
+            with self._unnoted() if func in GRADIENTS else nullcontext():
                 result = self._beside(func, args, kwargs) if is_beside else func(*args, **kwargs)
         except Exception:
             if end is not None and func in GRADIENTS:
@@ -213,8 +219,7 @@ class Look(TorchFunctionMode):
         )
         with beside_the_network():
             if plainly:
-                with self._unnoted():
-                    return func(*args, **kwargs)
+                return func(*args, **kwargs)
             with self:  # torch has taken it off
                 return backward(tensors, gradients, bool(retains))
 

@@ -36,7 +36,14 @@ def closed(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Non
     optimizer.step(closure)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("step", [plain, asked, closed])
+def beside(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+    """A backward that does not come to the network: something else is trained, and the inputs depend on it."""
+    other = x[0].clone().requires_grad_()
+    other.prod().backward()
+    plain(model, optimizer, x + other.grad)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("step", [plain, asked, closed, beside])
 def test_no_bit_of_the_derivative_of_a_product_changes(step):
     def weights(watch):
         torch.manual_seed(0)

@@ -19,7 +19,8 @@ from mpcompare.watching import watch
 from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.expecting import said
 from mpcompare.watching.looking import Look
-from mpcompare.watching.replaying import as_it_was, recorded_sum, without_autocast
+from mpcompare.watching.network_then import as_it_was, without_autocast
+from mpcompare.watching.replaying import recorded_sum
 from mpcompare.watching.steps import Sum
 
 # Facts in which two loops that are the same agree.

@@ -18,7 +18,7 @@ from mpcompare.watching.examining import Replayed
 from mpcompare.watching.handing_on import SHORT
 from mpcompare.watching.judged import Defect, as_case, failed
 from mpcompare.watching.looking import Look
-from mpcompare.watching.replaying import as_it_was
+from mpcompare.watching.network_then import as_it_was
 from mpcompare.watching.steps import Sum, Taken
 from mpcompare.watching.sums import hooks_after
 

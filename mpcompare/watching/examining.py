@@ -25,7 +25,9 @@ from mpcompare.verdict.judge.layers import Layers
 from mpcompare.watching.events import Op, Root
 from mpcompare.watching.formats import of_layers, precision_of
 from mpcompare.watching.looking import Look
-from mpcompare.watching.replaying import NotInFloat64Error, as_it_was, recorded_sum, without_autocast
+from mpcompare.watching.network_then import as_it_was, without_autocast
+from mpcompare.watching.playing import NotInFloat64Error
+from mpcompare.watching.replaying import recorded_sum
 from mpcompare.watching.rules import COARSE, Rule, is_by_name, rules_of, update_of
 from mpcompare.watching.steps import Sum, Taken
 

@@ -1,36 +1,33 @@
 """The forced replay of a watched sum of gradients, from the root of each backward on."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import Function
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from mpcompare import generators
 from mpcompare.contract import Batches
 from mpcompare.dtypes import HALF
-from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
-from mpcompare.verdict.examine.forced.kernels import Kernels, functions_of
+from mpcompare.verdict.examine.forced.kernels import Kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
-from mpcompare.verdict.examine.forced.record import Call, is_real
-from mpcompare.verdict.examine.forced.replay import Recorded, Replay
+from mpcompare.verdict.examine.forced.record import Call
+from mpcompare.verdict.examine.forced.replay import Recorded
 from mpcompare.verdict.examine.forced.weights import Instead, backward
 from mpcompare.verdict.examine.numerics import same_bits
-from mpcompare.verdict.examine.widened import CASTS
 from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.derivatives import Derivatives
-from mpcompare.watching.events import Called, Inner, Op, Own, Root, Slot, is_open, needed
-from mpcompare.watching.modules_then import hooks_then, set_attributes
+from mpcompare.watching.events import Called, Inner, Op, Root, Slot, is_open, needed
+from mpcompare.watching.modules_then import set_attributes
+from mpcompare.watching.playing import Player
 from mpcompare.watching.steps import Sum, moved
 
 
@@ -61,7 +58,7 @@ def recorded_sum(seen: Sum, network: nn.Module, derivatives: Derivatives, kernel
 
 
 @dataclass
-class FromTheRoot(Replay):
+class FromTheRoot(Player):
     """A replay that plays a tape: it calls the network where the loop did, and computes what the loop computed of it.
 
     Attributes:
@@ -156,7 +153,7 @@ class FromTheRoot(Replay):
         self.latest = event
         self.arithmetic.passing("forward")
         self.arithmetic.whose("forward", "")
-        computed = {at: self._leaf(leaf, values) for at, leaf in event.given.items()}
+        computed = {at: self.leaf(leaf, values) for at, leaf in event.given.items()}
         if any(getattr(call.inputs[at], "shape", None) != value.shape for at, value in computed.items()):
             raise NotReplayedError("a wrapper changes what the network is given")
         with self._keeping(event.inner, values):
@@ -168,7 +165,7 @@ class FromTheRoot(Replay):
         """Compares the parameters that the loop has computed for a call, and returns those that go on from its own."""
         made: Params = {}
         for place, (name, other) in enumerate(event.others.items(), start=1):
-            layer, value = name.rpartition(".")[0], self._leaf(other.slot, values)
+            layer, value = name.rpartition(".")[0], self.leaf(other.slot, values)
             if layer in self.record.calls:
                 point = Point("input", layer, len(self.arrived.get(layer, ())), -place)
                 self.tell(point, other.numbers, value.detach(), other.numbers.dtype)
@@ -220,93 +217,6 @@ class FromTheRoot(Replay):
             self.arithmetic.passing("backward")
         backward(ends, grads, self.is_open)
 
-    def play(self, op: Op, values: dict[Slot, Tensor], rounds: bool = False, within: Collection[str] = ()) -> None:
-        """Calls a function again, with the values that it is given here.
-
-        Args:
-            rounds: whether the operators that it calls may round their results, as the operators of layers do.
-            within: the operators that may round, where not all may.
-        """
-        if op.state is not None:
-            op.generator.set(op.state)
-        leaves = [self._leaf(leaf, values) for leaf in op.leaves]
-        args, kwargs = tree_unflatten(leaves, op.spec)
-        if isinstance(op.func, type):
-            result = self._own(op.func, args)
-        elif op.differentiates:
-            self.loss_is_rounded = True
-            self.arithmetic.passing("backward")
-            result = op.func(*tree_map(self.weights.taken, args), **tree_map(self.weights.taken, kwargs))
-            self.arithmetic.passing("loss")
-        else:
-            is_cast = op.func in CASTS or op.func is Tensor.double
-            with _Within(within, self.arithmetic.passing) if within else nullcontext():
-                result = args[0].to(self.dtype) if is_cast else op.func(*args, **kwargs)
-        found = tree_flatten(result)[0]
-        if (rounds or within) and op.writes is None:
-            self._round_within(list(filter(is_real, found)), [leaf for leaf in leaves if is_real(leaf)])
-        for slot, value, dtype in zip(op.results, found, op.dtypes, strict=True):
-            if slot is not None:
-                is_stored = (dtype in HALF or (self.arithmetic.stores_all and is_real(value))) and op.writes is None
-                # A value may be written into later, or a view of it. Then it must not be a view that a function of ours
-                # made, nor the base of such a view. A view has the numbers of its base, which are stored.
-                is_stored &= not (self.written and is_real(value) and value._is_view())
-                stored = _Stored.apply(value, self.arithmetic) if is_stored else value
-                values[slot] = stored.clone() if is_stored and self.written else stored
-
-    def _round_within(self, results: list[Tensor], given: list[Tensor]) -> None:
-        """Lets the operators of backward round within a function that calls several, such as a function that normalizes
-        rows. Terms that are rounded cancel there, and the rest is passed down."""
-        above = {value.grad_fn._sequence_nr() for value in given if value.grad_fn is not None}
-        nodes = [node for node in functions_of(results, above) if not hasattr(node, "variable")]
-        for node in nodes if len(nodes) > 1 else ():
-            node.register_prehook(lambda _: self.arithmetic.passing("backward"))
-            node.register_hook(lambda _, __: self.arithmetic.passing("loss"))
-
-    def _own(self, function: type[Function], args: Any) -> Any:
-        """Calls a function of the user's own, which may round each of its results as a layer does."""
-        self.arithmetic.passing("forward")
-        try:
-            result = function.apply(*map(self.weights.taken, args))
-        except Exception as error:
-            raise NotInFloat64Error(function.__name__) from error
-        self.arithmetic.passing("loss")
-        for node in {value.grad_fn for value in tree_flatten(result)[0] if is_real(value)} - {None}:
-            node.register_prehook(lambda _: self.arithmetic.passing("backward"))
-            node.register_hook(lambda _, __: self.arithmetic.passing("loss"))
-        return result
-
-    def _leaf(self, leaf: Any, values: dict[Slot, Tensor]) -> Any:
-        if isinstance(leaf, Slot):
-            if leaf not in values:
-                if leaf.first is None:
-                    raise NotReplayedError("the loop goes on from values that it had before these gradients")
-                values[leaf] = self._constant(leaf.first).clone().requires_grad_(leaf.is_leaf)
-            return values[leaf]
-        if isinstance(leaf, Own):
-            return self.network.get_parameter(leaf.name)
-        if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
-            return self.dtype
-        return self._constant(leaf) if isinstance(leaf, Tensor) else leaf
-
-    def _constant(self, value: Tensor) -> Tensor:
-        return value.to(self.dtype) if is_real(value) else value
-
-
-class _Within(TorchDispatchMode):
-    """Lets some operators of a function round their results, as the operators of layers do, and others not."""
-
-    def __init__(self, names: Collection[str], passing: Callable[[str], None]) -> None:
-        super().__init__()
-        self.names, self.passing = names, passing
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        rounds = func._schema.name.partition("::")[2] in self.names
-        self.passing("forward" if rounds else "loss")
-        result = func(*args, **(kwargs or {}))
-        self.passing("loss")
-        return result
-
 
 def _move_buffers(network: nn.Module, left: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
     """Gives a network the buffers that a call found, if the call before it left other buffers."""
@@ -317,64 +227,6 @@ def _move_buffers(network: nn.Module, left: Mapping[str, Tensor], found: Mapping
                 module._buffers[name] = found[full].to(b.dtype)
 
 
-class NotInFloat64Error(Exception):
-    """A function of the user's own cannot be called with numbers in float64. The message is its name."""
-
-
-class _Stored(torch.autograd.Function):
-    """A number that the loop kept in 16 bits, and its gradient; or a number of any format, whose terms are counted."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, arithmetic: Arithmetic) -> Tensor:
-        ctx.arithmetic, ctx.value = arithmetic, value.detach() if arithmetic.stores_all else None
-        return arithmetic.stored(value).view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        if ctx.value is not None:
-            ctx.arithmetic.squares += float((ctx.value * grad.detach()).abs().square().sum())
-        return Instead.apply(grad, ctx.arithmetic.stored(grad.detach())), None
-
-
-def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module:
-    """Returns a copy of a network as it was in the first call of a sum; hooks of wrappers stay outside. A parameter
-    requires a gradient if it did in any call, and if an optimizer has it.
-
-    Args:
-        at: the sum whose weights and buffers the copy has; None: its own.
-    """
-    at = at or seen
-    assert seen.first is not None
-    assert at.first is not None
-    params = dict(network.named_parameters())
-    if params.keys() != at.weights.keys():
-        raise NotReplayedError("the network has got other layers or weights since")
-    trained = seen.owned.intersection(name for called in seen.calls for name in called.trained)
-    as_then = {id(p): nn.Parameter(at.weights[n].to(p.device), n in trained) for n, p in params.items()}
-    with hooks_then(network, seen.first.hooks):
-        copied = copy_of(network, as_then)
-    set_attributes(copied, seen.first.attributes)
-    for module in copied.modules():
-        if hasattr(module, "sparse"):
-            module.sparse = False  # type: ignore[assignment] # the gradient of an embedding; its numbers are the same
-        if "_original_forward" in vars(module):  # Accelerate has put a forward in its place that enters autocast
-            module.__dict__["forward"] = vars(module)["_original_forward"]
-    with torch.no_grad():
-        for name, b in copied.named_buffers():
-            if name in at.first.buffers:
-                b.copy_(at.first.buffers[name])
-    return copied
-
-
 def no_loss(output: Any, targets: Any) -> Tensor:
     """Stands in the place of the loss function. The loss of a watched loop is on its tape, so nobody calls this."""
     raise AssertionError("the loss of a watched loop is on its tape")
-
-
-@contextmanager
-def without_autocast() -> Iterator[None]:
-    """Nothing is cast while it is entered, whatever autocast a network enters by itself."""
-    nothing: dict[str, Any] = {"__enter__": lambda self: self, "__exit__": lambda self, *error: None}
-    outside = (torch.autocast(device, enabled=False) for device in ("cpu", "cuda"))
-    with next(outside), next(outside), mock.patch.multiple(torch.autocast, **nothing):
-        yield

@@ -103,9 +103,15 @@ def test_a_wrong_complex_gradient_is_seen(layer: type[nn.Module], wrong: object)
     ],
 )
 def test_sparse_gradients_are_examined(dtype: torch.dtype, clip: float | None) -> None:
-    seen = Loop(make=Words, optimizer=sgd, dtype=dtype, clip=clip).run(mpcompare.watch)
+    loop = Loop(make=Words, optimizer=sgd, dtype=dtype, clip=clip)
+    try:
+        loop.run()
+    except NotImplementedError:  # torch 2.11
+        pytest.skip("this torch clips no sparse gradients")
+    seen = loop.run(mpcompare.watch)
     assert seen.defects == [], str(seen)
-    assert seen.not_examined == ["updates (the rows of the sparse gradient of words.weight are added one by one)"]
+    reason = "the rows of the sparse gradient of words.weight are added one by one"
+    assert seen.not_examined == [f"updates of words.weight ({reason})"]
 
 
 @pytest.mark.parametrize("name", ["words", "linear"])

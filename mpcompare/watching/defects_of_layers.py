@@ -11,7 +11,7 @@ from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.verdict.examine.forced.kernels import has_output_of
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.numerics import same_bits
-from mpcompare.verdict.examine.oracle import MULTIPLY
+from mpcompare.verdict.examine.rounded_operands import MULTIPLY
 from mpcompare.verdict.judge import layers as of_layers
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching.examining import Replayed

@@ -21,7 +21,7 @@ from mpcompare.verdict.examine.known_mistakes import known_mistakes, of_all
 from mpcompare.verdict.examine.seen import Seen
 from mpcompare.verdict.examine.update_rule import digits
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
-from mpcompare.verdict.judge.layers import Layers
+from mpcompare.verdict.judge.replayed import Layers
 from mpcompare.watching.events import Op, Root
 from mpcompare.watching.formats import of_layers, precision_of
 from mpcompare.watching.looking import Look

@@ -16,7 +16,7 @@ from mpcompare.report.outputs import data
 from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge.digits import Digits
 from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.verdict.judge.layers import Layers
+from mpcompare.verdict.judge.replayed import Layers
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 

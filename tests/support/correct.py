@@ -18,7 +18,7 @@ from mpcompare.contract import Backend, Batches
 from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.task import Params, Task
-from mpcompare.verdict.examine.oracle import MULTIPLY
+from mpcompare.verdict.examine.rounded_operands import MULTIPLY
 
 
 class PlainProducts(Scratch):

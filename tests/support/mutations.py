@@ -21,8 +21,8 @@ from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.drive import Drive, Gradients
 from mpcompare.verdict.judge.dtypes import checks as dtype_checks
-from mpcompare.verdict.judge.layers import Layers
 from mpcompare.verdict.judge.layers import checks as layer_checks
+from mpcompare.verdict.judge.replayed import Layers
 
 PLACES = 5  # places of each mutation in each network
 SEEN = 0.5  # the share of a tensor's norm that roundings may make: above it a mutation is no larger than roundings

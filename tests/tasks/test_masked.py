@@ -18,7 +18,8 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.data.text import topics
 from mpcompare.tasks.losses import LOSSES, count_of, cross_entropy, mse, shares
 from mpcompare.tasks.trial import try_out
-from mpcompare.verdict.examine.oracle import exact_step, rows_are_independent
+from mpcompare.verdict.examine.oracle import exact_step
+from mpcompare.verdict.examine.parts_of_batch import rows_are_independent
 
 MASKED = LOSSES["masked_cross_entropy"]
 TASK, DATA = make()

@@ -1,39 +1,28 @@
 """The oracle: the same module in float64 by autograd, the measure of every backend."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from mpcompare.contract import Batches
-from mpcompare.dtypes import dtype_name, rounded_to
+from mpcompare.dtypes import dtype_name
 from mpcompare.instruments import heap
 from mpcompare.precision import FORMATS, Precision
-from mpcompare.tasks.batch import Batch, each
-from mpcompare.tasks.copies import copy_of
+from mpcompare.tasks.batch import Batch
 from mpcompare.tasks.draws import EXAMINED, masks_are_shared, seed_step, state
-from mpcompare.tasks.losses import Loss, shares
+from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.exact_values import ExactValues, Mapped, Problem
-from mpcompare.verdict.examine.widened import widened
+from mpcompare.verdict.examine.outputs import outputs_of
+from mpcompare.verdict.examine.parts_of_batch import rows_are_independent, shares_of
+from mpcompare.verdict.examine.rounded_operands import rounded, rounded_batch
 from mpcompare.verdict.findings import LOWEST, Counts
 
-# Layers whose weights are operands of a product: an implementation of a precision rounds them first.
-MULTIPLY = (
-    nn.Linear,
-    nn.Bilinear,
-    nn.modules.conv._ConvNd,
-    nn.RNNBase,
-    nn.RNNCellBase,
-    nn.MultiheadAttention,
-)
 # Layers whose output has only numbers of their input: nothing is rounded there.
 SELECT = (nn.ReLU, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.Flatten, nn.Unflatten, nn.Identity)
 ROWS = 1024  # of a large batch at a time if rows do not depend on each other: all rows in float64 would not fit
@@ -207,94 +196,3 @@ def unfrozen(network: nn.Module) -> dict[str, nn.Parameter]:
         if p.is_floating_point():
             p.requires_grad_(True)
     return trained
-
-
-def rounded_batch(x: Any, y: Any, precision: Precision, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Returns inputs as the precision has them, and targets, both in ``dtype`` where they are no whole numbers."""
-    if x.is_floating_point():
-        x = each(lambda t: rounded_to(t, precision.activation) if t.is_floating_point() else t, x).to(dtype)
-    return x, y.to(dtype) if y.is_floating_point() else y
-
-
-def rounded(model: nn.Module, precision: Precision) -> nn.Module:
-    """Returns a copy of ``model`` whose multiplied weights are rounded to the precision, in fp32."""
-    model = copy_of(model)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, MULTIPLY):
-                for p in module.parameters(recurse=False):
-                    p.copy_(rounded_to(p, precision.weight))
-    return widened(model)
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """The outputs of layers (modules without modules in them), under their names; a layer's later call is
-    ``name#2``."""
-
-    # the names in the order of the calls, without layers through which no gradient passes
-    called: list[str] = field(default_factory=list)
-    # The outputs that require a gradient. A checkpoint calls its layers again in the backward pass, so the outputs may
-    # come from either call.
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    # the gradients of the loss with respect to them, as far as a backward pass has reached
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-
-
-@contextmanager
-def outputs_of(model: nn.Module) -> Iterator[Outputs]:
-    """Yields the outputs of all layers that are called while it is entered."""
-    outputs = Outputs()
-
-    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            tensor = output[0] if isinstance(output, tuple) else output
-            if not isinstance(tensor, Tensor):
-                return
-            if tensor.requires_grad or not torch.is_grad_enabled():
-                outputs.called.append(numbered(name, outputs.called))
-            if tensor.requires_grad:
-                own = numbered(name, outputs.tensors)
-                outputs.tensors[own] = tensor
-                tensor.register_hook(partial(outputs.gradients.__setitem__, own))
-
-        return hook
-
-    layers = [(name, m) for name, m in model.named_modules() if not any(True for _ in m.children())]
-    with ExitStack() as hooks:
-        for name, layer in layers:
-            hooks.enter_context(layer.register_forward_hook(keep(name)))
-        yield outputs
-
-
-def numbered(name: str, known: Iterable[str]) -> str:
-    """Returns the name of a layer's next call."""
-    calls = sum(each.partition("#")[0] == name for each in known)
-    return f"{name}#{calls + 1}" if calls else name
-
-
-def shares_of(loss_fn: Loss, targets: Sequence[Batch]) -> list[float]:
-    """Returns for each part of the targets the weight of its mean loss in the mean loss over all targets."""
-    if parts := shares(loss_fn, targets, torch.float64):
-        return [part.item() for part in parts]
-    rows = sum(map(len, targets))
-    return [len(y) / rows for y in targets]
-
-
-def rows_are_independent(network: nn.Module, loss_fn: Loss, x: Batch, y: Batch) -> bool:
-    """Returns whether the loss of a batch is the mean of its rows' losses, as far as eight rows in float64 tell. Batch
-    norm couples the rows, and so do masks that are drawn for all rows at once."""
-
-    def loss(rows: slice) -> Tensor:
-        buffers = {name: b.clone() for name, b in network.named_buffers()}  # running statistics stay as they are
-        return loss_fn(functional_call(network, buffers, (x[rows],)), y[rows])
-
-    with torch.no_grad():
-        before = state(x.device)
-        whole = loss(slice(8))
-        if state(x.device) != before:
-            return False
-        targets = [y[:4], y[4:8]]
-        halves = [loss(slice(4)), loss(slice(4, 8))]
-        mean = sum(share * half for share, half in zip(shares_of(loss_fn, targets), halves, strict=True))
-    return bool((whole - mean).abs() <= 1e-10 * whole.abs())

@@ -27,7 +27,9 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.roundings import Roundings, in_operations
 from mpcompare.verdict.examine.numerics import chunks, dimensions, sketch
-from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent, shares_of, unfrozen
+from mpcompare.verdict.examine.oracle import unfrozen
+from mpcompare.verdict.examine.parts_of_batch import rows_are_independent, shares_of
+from mpcompare.verdict.examine.rounded_operands import rounded, rounded_batch
 from mpcompare.verdict.judge.errors import RoundingError, RoundingErrors
 
 SAMPLES = 8

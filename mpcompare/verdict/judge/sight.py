@@ -18,8 +18,9 @@ from mpcompare.verdict.judge.causes import Pass
 from mpcompare.verdict.judge.check import Case, Checks
 from mpcompare.verdict.judge.errors import GradientError, known
 from mpcompare.verdict.judge.gradients import errors_of, vanishes
-from mpcompare.verdict.judge.layers import Layers, as_pass
+from mpcompare.verdict.judge.layers import as_pass
 from mpcompare.verdict.judge.limits import COARSEST, place_limit, roundings
+from mpcompare.verdict.judge.replayed import Layers
 
 ENOUGH = 0.95  # the share of the numbers of the parameters that must be seen
 # The error that each makes of a gradient g that is right: ||-g - g|| = 2 ||g||, and so on. A gradient with its elements

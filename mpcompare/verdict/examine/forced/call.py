@@ -21,7 +21,7 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, Ot
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
 from mpcompare.verdict.examine.numerics import spread
-from mpcompare.verdict.examine.oracle import MULTIPLY
+from mpcompare.verdict.examine.rounded_operands import MULTIPLY
 
 FEW = 4096  # elements of a parameter that tell whether a layer writes it
 

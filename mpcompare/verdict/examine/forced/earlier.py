@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from mpcompare.precision import Precision
 from mpcompare.verdict.examine.forced.arithmetic import Point
 from mpcompare.verdict.examine.forced.places import Place, worst_calls
-from mpcompare.verdict.judge.layers import Layers
 from mpcompare.verdict.judge.limits import COARSEST, K
+from mpcompare.verdict.judge.replayed import Layers
 
 
 @dataclass

@@ -22,7 +22,7 @@ from mpcompare.verdict.examine.forced.own_products import is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_real
 from mpcompare.verdict.examine.numerics import same_bits
-from mpcompare.verdict.examine.oracle import MULTIPLY
+from mpcompare.verdict.examine.rounded_operands import MULTIPLY
 
 NORMS = ("layer_norm", "group_norm", "batch_norm", "rms_norm")
 # Other functions of torch that a norm may call: they turn its tensors, or are an activation.

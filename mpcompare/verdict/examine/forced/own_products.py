@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mpcompare.dtypes import HALF
 from mpcompare.verdict.examine.forced.choices import Line
-from mpcompare.verdict.examine.oracle import MULTIPLY
+from mpcompare.verdict.examine.rounded_operands import MULTIPLY
 
 OPERATORS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution")}
 PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)

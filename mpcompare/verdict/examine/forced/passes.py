@@ -30,8 +30,8 @@ from mpcompare.verdict.examine.seen import all_finite, said_norm
 from mpcompare.verdict.examine.sharp import sharp_weights
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.errors import Errors
-from mpcompare.verdict.judge.layers import Layers
 from mpcompare.verdict.judge.limits import K
+from mpcompare.verdict.judge.replayed import Layers
 
 
 def layers_of_first_step(subject: Subject, sharp: bool = False) -> Layers | None:

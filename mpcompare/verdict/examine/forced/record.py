@@ -19,7 +19,7 @@ from mpcompare.operands import Products
 from mpcompare.verdict.examine.forced.choices import Choice, Line
 from mpcompare.verdict.examine.forced.constants import Narrow
 from mpcompare.verdict.examine.forced.random_numbers import Drawn
-from mpcompare.verdict.judge.layers import OUTPUT as OUTPUT
+from mpcompare.verdict.judge.replayed import OUTPUT as OUTPUT
 
 
 def is_real(value: object) -> bool:

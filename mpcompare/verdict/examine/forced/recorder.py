@@ -24,7 +24,7 @@ from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of
 from mpcompare.verdict.examine.forced.random_numbers import Noted, copied
 from mpcompare.verdict.examine.forced.record import Call, Record, is_real
 from mpcompare.verdict.examine.numerics import spread
-from mpcompare.verdict.judge.layers import OUTPUT
+from mpcompare.verdict.judge.replayed import OUTPUT
 
 
 @contextmanager

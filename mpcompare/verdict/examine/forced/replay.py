@@ -33,7 +33,7 @@ from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_rea
 from mpcompare.verdict.examine.forced.rows import as_given, factor_of, rows_of
 from mpcompare.verdict.examine.forced.weights import as_complex, backward
 from mpcompare.verdict.examine.numerics import in_part, numbers
-from mpcompare.verdict.examine.oracle import shares_of
+from mpcompare.verdict.examine.parts_of_batch import shares_of
 
 
 @dataclass

@@ -27,7 +27,7 @@ from mpcompare.verdict.examine.forced.replay import Recorded, Replay
 from mpcompare.verdict.examine.forced.roundings import Roundings, convolves_in
 from mpcompare.verdict.examine.forced.samples import find_terms, statistics, take_samples
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
-from mpcompare.verdict.judge.layers import Layers
+from mpcompare.verdict.judge.replayed import Layers
 
 
 class InFloat64(Arithmetic):

@@ -1,0 +1,40 @@
+"""The operands that every implementation of a precision multiplies: weights and inputs, rounded to its formats."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from mpcompare.dtypes import rounded_to
+from mpcompare.precision import Precision
+from mpcompare.tasks.batch import each
+from mpcompare.tasks.copies import copy_of
+from mpcompare.verdict.examine.widened import widened
+
+# Layers whose weights are operands of a product: an implementation of a precision rounds them first.
+MULTIPLY = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.modules.conv._ConvNd,
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.MultiheadAttention,
+)
+
+
+def rounded_batch(x: Any, y: Any, precision: Precision, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Returns inputs as the precision has them, and targets, both in ``dtype`` where they are no whole numbers."""
+    if x.is_floating_point():
+        x = each(lambda t: rounded_to(t, precision.activation) if t.is_floating_point() else t, x).to(dtype)
+    return x, y.to(dtype) if y.is_floating_point() else y
+
+
+def rounded(model: nn.Module, precision: Precision) -> nn.Module:
+    """Returns a copy of ``model`` whose multiplied weights are rounded to the precision, in fp32."""
+    model = copy_of(model)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, MULTIPLY):
+                for p in module.parameters(recurse=False):
+                    p.copy_(rounded_to(p, precision.weight))
+    return widened(model)

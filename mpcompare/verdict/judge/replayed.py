@@ -1,0 +1,60 @@
+"""A step compared with its forced replay, as numbers: the errors at its places, and of its gradients."""
+
+from dataclasses import dataclass, field
+
+from mpcompare.verdict.judge import digits
+from mpcompare.verdict.judge.digits import Digits
+from mpcompare.verdict.judge.drive import Gradients
+from mpcompare.verdict.judge.errors import Errors, GradientError, PlaceError, RoundingErrors
+
+OUTPUT = "(output)"  # the output of the network, above which there is the loss
+WHERE = {"first": "in the first step", "sharp": "at sharp weights", "last": "after training"}
+PLACES = {
+    "input": "what arrives at", "output": "the output of", "gradient": "the gradient that arrives at",
+    "buffer": "the buffer", "parameter": "the gradient of",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layers(Gradients):
+    """A step compared with its forced replay, which goes on at each layer from what the backend had there. Gradients of
+    the parameters are compared with those that follow from the recorded operands."""
+
+    # by ``input LAYER``, ``output LAYER``, ``gradient LAYER`` and ``buffer BUFFER`` the error there; of several calls
+    # the error of the call that is furthest off
+    places: dict[str, PlaceError] = field(default_factory=dict)
+    rounding: RoundingErrors = field(default_factory=dict)  # by gradient the error of one rounding of each result
+    detached: list[str] = field(default_factory=list)  # the layers that should pass a gradient back, and do not
+    # by layer, or ``before LAYER`` for the work before it, what 16 bits cost there, in the order of forward; empty in
+    # other precisions
+    digits: dict[str, Digits] = field(default_factory=dict)
+    # for norms whose gradients are further off than roundings make, the errors compared with the gradients that torch's
+    # own kernels make of the same operands, where these gradients are nearer
+    of_kernels: Errors = field(default_factory=dict)
+    factor: float = 1.0  # the factor of the gradient at the output of the network, without the loss scale
+    # by place, as in ``places``, the format in which the place is computed, if it is the other format of 16 bits
+    formats: dict[str, str] = field(default_factory=dict)
+    # by place in the network's code, the format of the numbers by which the network chooses between its layers
+    choices: dict[str, str] = field(default_factory=dict)
+    # whether the network was called once for each micro-batch, with its rows as they are; other rows would draw other
+    # masks
+    as_given: bool = True
+    # whether the loss was replayed, too; it is not where nobody can tell which rows the network was called with, and
+    # then the replay does not check the loss
+    loss_is_replayed: bool = True
+
+
+def as_place(e: GradientError, layers: Layers, tensor: str) -> PlaceError:
+    rounding = layers.rounding[tensor]
+    return PlaceError.of(e.error, e.norm, rounding)
+
+
+def said_of(at: str, where: str) -> str:
+    kind, _, layer = at.partition(" ")
+    if layer == OUTPUT:
+        layer = "the network" if kind == "output" else "the output"
+    return f"{PLACES[kind]} {layer} {where}"
+
+
+def percent_off(place: PlaceError) -> str:
+    return digits.percent(place.error / place.norm) if place.norm else "wholly"

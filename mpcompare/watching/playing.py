@@ -11,8 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from mpcompare.dtypes import HALF
+from mpcompare.tasks.functions import PRODUCTS
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic
 from mpcompare.verdict.examine.forced.kernels import functions_of
+from mpcompare.verdict.examine.forced.own_products import as_operands
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.forced.replay import Replay
@@ -45,6 +47,8 @@ class Player(Replay):
             op.generator.set(op.state)
         leaves = [self.leaf(leaf, values) for leaf in op.leaves]
         args, kwargs = tree_unflatten(leaves, op.spec)
+        if op.func in PRODUCTS and (half := next((dtype for dtype in op.dtypes if dtype in HALF), None)) is not None:
+            args, kwargs = as_operands((args, kwargs), half)  # autocast rounds the weights of a frozen network, too
         if isinstance(op.func, type):
             result = self._own(op.func, args)
         elif op.differentiates:

@@ -166,10 +166,9 @@ class OfView(nn.Module):
         return self.last(self.relu(y.flatten(2))) + y.mean()
 
 
-@pytest.mark.parametrize("network", [Residual, OfView])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_loss_of_features_that_are_written_in_place_is_seen(dtype, network):
-    torch.manual_seed(1)
+def watched_features(network, dtype, seed):
+    """Returns what a watch sees of a loop whose loss compares features of a frozen network."""
+    torch.manual_seed(seed)
     features = network().requires_grad_(False)
 
     def loss(output, target):
@@ -179,6 +178,17 @@ def test_a_loss_of_features_that_are_written_in_place_is_seen(dtype, network):
         return torch.randn(2, 3, 6, 6), torch.randn(2, 3, 6, 6)
 
     made = replace(LOOP, make=lambda: nn.Conv2d(3, 3, 3, padding=1), batch=batch, loss=loss, dtype=dtype)
-    seen = made.run(mpcompare.watch)
+    return made.run(mpcompare.watch)
+
+
+@pytest.mark.parametrize("network", [Residual, OfView])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_loss_of_features_that_are_written_in_place_is_seen(dtype, network):
+    seen = watched_features(network, dtype, seed=1)
     assert (seen.defects, seen.not_examined) == ([], [])
     assert seen.sight.parameters == {"weight": True, "bias": True}
+
+
+def test_a_replay_rounds_the_weights_of_a_frozen_network_in_the_loss():
+    # With unrounded weights some units of its relu are on that are off in this loop: 7 % of a gradient.
+    assert watched_features(OfView, torch.bfloat16, seed=3).defects == []

@@ -226,7 +226,7 @@ class Calls:
         for called in used:
             called.given = {at: v for at, v in called.given.items() if isinstance(v, Own) or v in own}
             called.others = {name: v for name, v in called.others.items() if v.slot in own}
-        record = Record(defaultdict(list), self.noted.drawn, self.noted.narrow)
+        record = Record(defaultdict(list), self.noted.drawn, self.noted.constants.at)
         try:
             tape = _one_call_each(tape)
         except NotImplementedError as error:

@@ -72,8 +72,9 @@ class Arithmetic:
         """Is given each number of 16 bits above the output of the network. Returns the number that is taken."""
         return value
 
-    def cast(self, constants: Tensor, kind: torch.dtype) -> Tensor:
-        """Is given constants that the network has in a format of 16 bits. Returns the constants that are taken."""
+    def cast(self, constants: Tensor, kind: torch.dtype, roundings: int = 1) -> Tensor:
+        """Is given constants that the network has in a format of 16 bits, and the number of their roundings. Returns
+        the constants that are taken."""
         return constants
 
     def summed(self, part: Tensor) -> Tensor:

@@ -1,32 +1,66 @@
 """The constants of a network that a step has in 16 bits, such as the degrees of a graph, or the sines of positions.
 
 A network may make such constants in the dtype of its input, and then autocast and a module in 16 bits have them in
-different formats. Their last value is rounded once, where it meets a number that depends on parameters. What they are
-computed from is not rounded: with rounded positions a network would compute another function.
+different formats. Their last value is rounded where it meets a number that depends on parameters. What they are
+computed from is not rounded: with rounded positions a network would compute another function. But a product of rounded
+numbers has the relative errors of all of them, so its own rounding is as large as theirs together.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.dtypes import HALF
-from mpcompare.verdict.examine.forced.choices import Line
+from mpcompare.verdict.examine.forced.choices import Line, line_of_the_network
+from mpcompare.verdict.examine.forced.roundings import SELECTING
 from mpcompare.verdict.examine.widened import values_of
 
-Narrow = dict[Line, torch.dtype]  # by line of code the format of 16 bits of the constants that are used there
+# By operator the roundings that it adds to those of its factors. Torch's kernels for a power of -1/2 round a root, and
+# then its reciprocal.
+MULTIPLYING = {"mul": 1, "div": 1, "sqrt": 1, "reciprocal": 1, "rsqrt": 2, "pow": 2}
 
 
-def format_of_constants(args: Any, kwargs: Mapping[str, Any]) -> torch.dtype | None:
-    """Returns the format of 16 bits of a constant among the arguments of an operator of a step; None where there is no
-    such constant, and where no argument requires a gradient."""
-    if not torch.is_grad_enabled():
-        return None
-    given = [v for v in values_of(args, kwargs) if isinstance(v, Tensor)]
-    kinds = [t.dtype for t in given if t.dtype in HALF and not t.requires_grad]
-    return kinds[0] if kinds and len(given) > 1 and any(t.requires_grad for t in given) else None
+class Narrow(NamedTuple):
+    """The constants of 16 bits that are used at a line of code."""
+
+    kind: torch.dtype  # their format
+    roundings: int  # the roundings that are a part of their relative error, at most
+
+
+class Constants:
+    """Notes the constants of 16 bits in a step.
+
+    Attributes:
+        at: by line of code the constants that meet a number that depends on parameters there.
+    """
+
+    def __init__(self, at: dict[Line, Narrow]) -> None:
+        self.at = at
+        self._roundings = WeakIdKeyDictionary()  # by constant; what nobody saw being made is exact, such as a degree
+
+    def note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+        """Is told of an operator of the step, and of its result."""
+        if not torch.is_grad_enabled():
+            return
+        given = [v for v in values_of(args, kwargs) if isinstance(v, Tensor)]
+        if not any(t.requires_grad for t in given):
+            if given and isinstance(result, Tensor) and result.dtype in HALF:
+                self._roundings[result] = self._made_of(given, func)
+        elif len(given) > 1 and (narrow := [t for t in given if t.dtype in HALF and not t.requires_grad]):
+            line, counts = line_of_the_network(), [self._roundings.get(t, 1) for t in narrow]
+            self.at[line] = Narrow(narrow[0].dtype, max(*counts, 1, self.at[line].roundings if line in self.at else 1))
+
+    def _made_of(self, given: list[Tensor], func: Any) -> int:
+        """Returns the roundings in the result of an operator that is given constants. An operator that neither
+        multiplies nor selects, such as a sine, is rounded once, whatever it is given."""
+        name, counts = func._schema.name.partition("::")[2].rstrip("_"), [self._roundings.get(t, 0) for t in given]
+        if name in MULTIPLYING:
+            return sum(counts) + MULTIPLYING[name]
+        return max(counts) if (func.is_view or name in SELECTING) and given[0].dtype in HALF else 1
 
 
 def are_met(args: Any, kwargs: Mapping[str, Any]) -> bool:
@@ -40,7 +74,7 @@ def is_constant(value: Tensor) -> bool:
     return value.is_floating_point() and not value.requires_grad
 
 
-def with_constants(values: Any, kind: torch.dtype, cast: Callable[[Tensor, torch.dtype], Tensor]) -> Any:
-    """Returns a nest of arguments in which ``cast`` has taken the place of each constant: it is given the constant and
-    its format of 16 bits."""
-    return tree_map_only(Tensor, lambda t: cast(t, kind) if is_constant(t) else t, values)
+def with_constants(values: Any, narrow: Narrow, cast: Callable[..., Tensor]) -> Any:
+    """Returns a nest of arguments in which ``cast`` has taken the place of each constant: it is given the constant, its
+    format of 16 bits, and its roundings."""
+    return tree_map_only(Tensor, lambda t: cast(t, *narrow) if is_constant(t) else t, values)

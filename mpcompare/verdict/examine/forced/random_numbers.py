@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.generators import CPU, DeviceGenerator, fingerprint
 from mpcompare.verdict.examine.forced.attention_masks import FusedAttention, bound, fused_attention
-from mpcompare.verdict.examine.forced.choices import CHOICES, Choosing, line_of_the_network
-from mpcompare.verdict.examine.forced.constants import Narrow, format_of_constants
+from mpcompare.verdict.examine.forced.choices import CHOICES, Choosing, Line
+from mpcompare.verdict.examine.forced.constants import Constants, Narrow
 from mpcompare.verdict.examine.forced.own_products import OPERATORS
 
 Key = tuple[int, str, torch.Size]  # the generator's state, the operator, and the shape of its result
@@ -106,7 +106,7 @@ class Noted(_AtRandom):
     Attributes:
         copy: makes the copies that are kept.
         note: is told of each operation that may choose, or multiplies, and of its result.
-        narrow: is filled with the formats of constants of 16 bits.
+        constants: notes the constants of 16 bits.
     """
 
     def __init__(
@@ -114,15 +114,15 @@ class Noted(_AtRandom):
         drawn: Drawn,
         copy: Callable[[Tensor], Tensor] = copied,
         note: Callable[[Any, Any, Any], None] = lambda func, args, result: None,
-        narrow: Narrow | None = None,
+        narrow: dict[Line, Narrow] | None = None,
     ) -> None:
         super().__init__(drawn)
-        self.copy, self.note, self.narrow = copy, note, {} if narrow is None else narrow
+        self.copy, self.note, self.constants = copy, note, Constants({} if narrow is None else narrow)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (kind := format_of_constants(args, kwargs or {})) is not None:
-            self.narrow[line_of_the_network()] = kind
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.constants.note(func, args, kwargs or {}, result)
+        return result
 
     def drew(self, key: Key, func: Any, given: Any, numbers: list[Any], drawn_from: Source) -> list[Any]:
         generator, state = drawn_from

@@ -92,7 +92,7 @@ class Record:
     # by name of the layer, in the order of its calls
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
     drawn: Drawn = field(default_factory=dict)  # the random numbers that the step drew
-    narrow: Narrow = field(default_factory=dict)  # the formats of constants of 16 bits
+    narrow: dict[Line, Narrow] = field(default_factory=dict)  # by line of code the constants of 16 bits
     hidden: str = ""  # why the calls cannot be replayed; empty where they can
 
 

@@ -56,8 +56,8 @@ class RoundedResults(Arithmetic):
     def stored(self, value: Tensor) -> Tensor:
         return self.roundings.round_(value.clone())
 
-    def cast(self, constants: Tensor, kind: torch.dtype) -> Tensor:
-        return self.roundings.cast(constants, kind)
+    def cast(self, constants: Tensor, kind: torch.dtype, roundings: int = 1) -> Tensor:
+        return self.roundings.cast(constants, kind, roundings)
 
     def summed(self, part: Tensor) -> Tensor:
         return self.roundings.round_(part)

@@ -41,8 +41,9 @@ class Weights(TorchFunctionMode):
     Attributes:
         names: the names of the parameters, by ``id``.
         between: by name the parameters that are used between layers, as leaves of autograd's graph.
-        constant: is given constants that the network has in a format of 16 bits, and returns the constants to take.
-        narrow: the formats of the constants that the step had in 16 bits.
+        constant: is given constants that the network has in a format of 16 bits, the format, and the number of their
+            roundings, and returns the constants to take.
+        narrow: by line of code the constants that the step had in 16 bits.
         asked: the formats of 16 bits that the network itself has asked for since somebody emptied it.
         moved: by name the numbers of parameters that the call of the network under way has in place of its own.
     """
@@ -52,8 +53,8 @@ class Weights(TorchFunctionMode):
         network: nn.Module,
         dtype: torch.dtype,
         stored: torch.dtype | None = None,
-        constant: Callable[[Tensor, torch.dtype], Tensor] = lambda value, kind: value,
-        narrow: Narrow | None = None,
+        constant: Callable[..., Tensor] = lambda value, kind, roundings=1: value,
+        narrow: Mapping[Line, Narrow] | None = None,
     ) -> None:
         super().__init__()
         self.stored, self.constant, self.narrow = stored, constant, narrow or {}
@@ -124,8 +125,8 @@ class Weights(TorchFunctionMode):
         if any(id(v) in self.names for v in values_of(args, kwargs)):
             is_cast = self.autocast and func in PRODUCTS
             args, kwargs = tree_map_only(nn.Parameter, self.copied if is_cast else self.taken, (args, kwargs))
-        if self.narrow and are_met(args, kwargs) and (kind := self.narrow.get(line_of_the_network())) is not None:
-            args, kwargs = with_constants((args, kwargs), kind, self.constant)
+        if self.narrow and are_met(args, kwargs) and (narrow := self.narrow.get(line_of_the_network())) is not None:
+            args, kwargs = with_constants((args, kwargs), narrow, self.constant)
         if self._halves and func in PRODUCTS and (half := self._halves.get(line_of_the_network())) is not None:
             args, kwargs = as_operands((args, kwargs), half)
         self.asked |= (asked := asked_of(func, args, kwargs))

@@ -80,7 +80,8 @@ def answers(comparison: Comparison) -> list[Answer]:
 
 
 def _right(comparison: Comparison) -> list[Sentence]:
-    """Returns sentences on wrong runs first, then on runs that may be right or wrong, then on right runs."""
+    """Returns sentences on wrong runs first, then on runs that may be right or wrong, then on right runs. Runs that did
+    not finish come last: nothing is known of them."""
     of_word: dict[Word, list[tuple[Entry, Verdict]]] = {}
     for entry in comparison.finished:
         if verdict := entry.verdict:
@@ -95,9 +96,6 @@ def _right(comparison: Comparison) -> list[Sentence]:
         does = [" is wrong"] if other == entry.label else [" does not compute the same as ", Name(other)]
         said.append((Name(entry.label), *does, reason))
     said += about(judged.get(Word.DIFFERS, [])[MOST:], " does not, either.", " do not, either.")
-    gone = [entry for entry in comparison.entries if not entry.ok]
-    said += about([e for e in gone if e.run.result.status != UNREADABLE], " did not finish.")
-    said += about([e for e in gone if e.run.result.status == UNREADABLE], " cannot be read.")
     for entry, verdict in of_word.get(Word.REFERENCE, []):
         if verdict.because:
             said.append((Name(entry.label), f" is a reference in doubt: {first_clause(verdict.because)}"))
@@ -120,8 +118,11 @@ def _right(comparison: Comparison) -> list[Sentence]:
             alike.sort(key=lambda each: each[0].run.finished.blocks.step_ms_p50)  # not all may be named
             end = checks if word is Word.SAME else f" only as declared ({cause})."
             said += about([e for e, _ in alike], one, several, Name(labels.get(reference or "", str(reference))), end)
-    return said or about(comparison.finished, " is the reference, and there is nothing to compare with it.",
+    said = said or about(judged.get(Word.REFERENCE, []), " is the reference, and there is nothing to compare with it.",
                          " are references, and there is nothing to compare with them.")  # fmt: skip
+    gone = [entry for entry in comparison.entries if not entry.ok]
+    said += about([e for e in gone if e.run.result.status != UNREADABLE], " did not finish.")
+    return said + about([e for e in gone if e.run.result.status == UNREADABLE], " cannot be read.")
 
 
 def _faster(comparison: Comparison) -> list[Sentence]:

@@ -27,7 +27,7 @@ def said(folder, verdicts=None):
     return {answer.question: " ".join(answer.lines()) for answer in found}
 
 
-def test_what_is_wrong_comes_first_then_what_is_not_known_then_what_is_right(tmp_path):
+def test_what_is_wrong_comes_first_then_what_is_not_known_then_what_is_right_then_what_is_gone(tmp_path):
     for place, backend in enumerate(("mine", "amp", "bad", "blind", "other", "plain")):
         write_run(tmp_path / str(place), backend)
     write_run(tmp_path / "6", "gone", status="failed", losses=())
@@ -41,9 +41,17 @@ def test_what_is_wrong_comes_first_then_what_is_not_known_then_what_is_right(tmp
     }
     assert said(tmp_path, verdicts)["Right?"] == (
         "bad bf16 does not compute the same as amp bf16 (bias sum): only bias gradients are wrong. "
-        "gone bf16 did not finish. blind bf16 may be wrong: no layers are seen, and an error of 10 % may hide in a. "
+        "blind bf16 may be wrong: no layers are seen, and an error of 10 % may hide in a. "
         "plain bf16 differs from amp bf16 only as declared (no master weights). "
-        "mine bf16 and other bf16 compute the same as amp bf16 (0 checks)."
+        "mine bf16 and other bf16 compute the same as amp bf16 (0 checks). gone bf16 did not finish."
+    )
+
+
+def test_a_combination_that_is_refused_comes_after_the_only_answer(tmp_path):
+    write_run(tmp_path / "0", "amp", "fp16")
+    write_run(tmp_path / "1", "fp32", "fp16", status="failed", losses=())
+    assert said(tmp_path, {"0": Verdict(Word.REFERENCE, reference="0")})["Right?"] == (
+        "amp fp16 is the reference, and there is nothing to compare with it. fp32 fp16 did not finish."
     )
 
 

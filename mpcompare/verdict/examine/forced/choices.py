@@ -64,7 +64,7 @@ class Choice:
     place: Place
     chosen: Tensor
     by: torch.dtype  # the dtype of the numbers that it was made by
-    numbers: Tensor  # some of these numbers
+    numbers: Tensor  # some of these numbers; none where their digits do not matter
 
 
 def chosen(func: Any, args: Any, result: Any) -> Tensor | None:
@@ -73,6 +73,14 @@ def chosen(func: Any, args: Any, result: Any) -> Tensor | None:
     made = result[-1] if isinstance(result, (tuple, list)) else result
     is_real = isinstance(args[0], Tensor) and args[0].is_floating_point()
     return made if is_real and not made.is_floating_point() and not made.is_complex() else None
+
+
+def numbers_of(args: Any) -> Tensor:
+    """Returns some of the numbers that an operator chooses by. A comparison with infinity, or of numbers with
+    themselves as for NaN, asks for no digits: it returns none."""
+    numbers, other = (*args, None)[:2]
+    in_digits = other is not numbers and not (isinstance(other, float) and math.isinf(other))
+    return spread(numbers, FEW) if in_digits else numbers.new_empty(0)
 
 
 def line_of_the_network() -> Line:
@@ -104,7 +112,7 @@ def made_by(choices: Iterable[Choice], off: Mapping[Place, float], storage: torc
     """
     found: dict[str, torch.dtype] = {}
     halfway = math.sqrt(torch.finfo(storage).eps * torch.finfo(torch.float32).eps) / 2
-    for choice in sorted(choices, key=lambda each: -each.by.itemsize):
+    for choice in sorted(filter(lambda each: len(each.numbers), choices), key=lambda each: -each.by.itemsize):
         file, line, operator = choice.place
         kind, is_half = choice.by, choice.by in HALF
         if storage in HALF and choice.place in off and is_half != (off[choice.place] > halfway):

@@ -18,12 +18,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.tasks.cast import NORMS
 from mpcompare.verdict.examine.forced.arrivals import Arrivals
-from mpcompare.verdict.examine.forced.choices import FEW, Choice, chosen, in_backward, line_of_the_network, place_of
+from mpcompare.verdict.examine.forced.choices import (
+    Choice,
+    chosen,
+    in_backward,
+    line_of_the_network,
+    numbers_of,
+    place_of,
+)
 from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on
 from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of
 from mpcompare.verdict.examine.forced.random_numbers import Noted, copied
 from mpcompare.verdict.examine.forced.record import Call, Record, is_real
-from mpcompare.verdict.examine.numerics import spread
 from mpcompare.verdict.judge.replayed import OUTPUT
 
 
@@ -144,8 +150,7 @@ class Recorder(Arrivals):
         if not self.whole or not self.open or in_backward() or (made := chosen(func, args, result)) is None:
             return
         choices = self.whole[-1].choices if self.open[-1] is None else self._choices
-        numbers = self.copy(spread(args[0], FEW))
-        choices.append(Choice(place_of(func), self.copy(made), args[0].dtype, numbers))
+        choices.append(Choice(place_of(func), self.copy(made), args[0].dtype, self.copy(numbers_of(args))))
 
     def _is_whole(self, name: str) -> bool:
         """Returns whether a call is a call of the network, and not a call within it."""

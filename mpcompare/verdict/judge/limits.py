@@ -45,10 +45,11 @@ def signed_limit(run: Examined, reference: GradientError, rounding: RoundingErro
 
     Rounding to nearest makes numbers as often larger as smaller. So this part is as small as in any other direction.
     Numbers that are cut off all become smaller, and their errors add up in this direction. The part of one more run is
-    a Gaussian whose mean is 0 and whose variance is known from a few samples, which makes Student's t. The limit is K
-    times that, or K times the reference's part. Where the reference's error is larger than what roundings make, its
-    part in one direction is larger, too, but may be small by luck. fp32 is not judged so: a GPU may cut its operands
-    off to TF32.
+    a Gaussian whose mean is 0 and whose variance is known from a few samples, which makes Student's t. The samples may
+    be small in this direction by luck, but an error that varies in n dimensions has a mean square of 1/n of its own in
+    each of them. The limit is K times the larger of both, or K times the reference's part. Where the reference's error
+    is larger than what roundings make, its part in one direction is larger, too, but may be small by luck. fp32 is not
+    judged so: a GPU may cut its operands off to TF32.
 
     Args:
         rounding: the rounding error of this tensor; None if it is not known.
@@ -56,9 +57,10 @@ def signed_limit(run: Examined, reference: GradientError, rounding: RoundingErro
     if rounding is None or not reference.norm or not PRECISIONS[run.precision].is_16_bit:
         return None
     once = max(1.0, max(rounding.error / run.unit_roundoff, rounding.terms) / reference.norm)
-    along = rounding.along * max(1.0, reference.error / rounding.error if rounding.error else 0.0)
-    part = max(abs(reference.slope - 1), t_quantile(rounding.samples) * along / reference.norm)
-    return K * part + sum_error(run) * once
+    number, n = rounding.samples, rounding.dimensions
+    along = max(t_quantile(number) * rounding.along, t_quantile(number * n) * rounding.error / math.sqrt(n))
+    along *= max(1.0, reference.error / rounding.error if rounding.error else 0.0)
+    return K * max(abs(reference.slope - 1), along / reference.norm) + sum_error(run) * once
 
 
 def place_limit(run: Examined, place: PlaceError, reference: PlaceError | None) -> float:

@@ -120,6 +120,8 @@ def test_a_reference_beyond_roundings_shows_one_draw_of_its_errors():
     signed = {error: signed_limit(run, each, rounding) for error, each in of.items()}
     assert signed[0.001] == signed[0.01]
     assert signed[0.1] == pytest.approx(10 * signed[0.01], rel=0.01)  # though the reference's slope is 1 by luck
+    short = signed_limit(run, e, replace(rounding, along=1e-6))  # the samples' part, too
+    assert short == pytest.approx(2 * special.stdtrit(4 * 16, 0.9995) * 0.01 / 16**0.5 + 0.01 * sums)
 
 
 def test_the_error_of_a_sum_that_cancels_is_relative_to_its_terms():

@@ -137,12 +137,11 @@ def _of_gradient(errors: Errors, replay: Replay, u: float, name: str) -> Roundin
     place = errors.places[Point("parameter", name)]
     rounding = replace(place.rounding(), cancelled=place.cancelled(u, _terms(replay, name)))
     if name in replay.gains:
-        error = max(rounding.error, u / math.sqrt(3) * rounding.terms)
-        return replace(rounding, error=error, along=max(rounding.along or 0.0, error / math.sqrt(rounding.dimensions)))
+        return replace(rounding, error=max(rounding.error, u / math.sqrt(3) * rounding.terms))
     if name not in replay.in_fp32 or len(replay.sums.sources[name]) > 1:
         return rounding
     part = min(FP32 / u * math.sqrt(replay.in_fp32[name]), 1.0)
-    return replace(rounding, error=part * rounding.error, along=part * (rounding.along or 0.0), zeros=0.0)
+    return replace(rounding, error=part * rounding.error, along=part * rounding.along, zeros=0.0)
 
 
 def _terms(replay: Replay, name: str) -> float:

@@ -28,7 +28,8 @@ COMPARISONS = {f"aten::{name}" for name in ("gt", "ge", "lt", "le", "eq", "ne")}
 ALONG = {f"aten::{name}" for name in ("topk", "sort", "max", "min", "argmax", "argmin")}
 NMS = "torchvision::nms"  # returns the boxes that overlap little with better boxes: any number of boxes
 OTHERS = {"aten::_to_copy", "aten::bucketize", "aten::searchsorted", NMS}  # casts to whole numbers, and intervals
-CHOICES = COMPARISONS | ALONG | OTHERS
+RECTIFYING = {"aten::relu", "aten::relu_"}  # choose which numbers pass a gradient
+CHOICES = COMPARISONS | ALONG | OTHERS | RECTIFYING
 
 NOT_THE_NETWORK = ("torch.", "mpcompare.verdict.", "mpcompare.watching.")  # packages of its callers and of modes
 OF_MODES = {"__torch_function__", "__torch_dispatch__"}  # methods of modes of anybody's, such as a backend's
@@ -71,15 +72,17 @@ def chosen(func: Any, args: Any, result: Any) -> Tensor | None:
     """Returns the places or truth values that an operator of CHOICES chooses by real numbers; None where it chooses
     nothing."""
     made = result[-1] if isinstance(result, (tuple, list)) else result
+    made = made > 0 if func._schema.name in RECTIFYING else made
     is_real = isinstance(args[0], Tensor) and args[0].is_floating_point()
     return made if is_real and not made.is_floating_point() and not made.is_complex() else None
 
 
-def numbers_of(args: Any) -> Tensor:
-    """Returns some of the numbers that an operator chooses by. A comparison with infinity, or of numbers with
-    themselves as for NaN, asks for no digits: it returns none."""
+def numbers_of(func: Any, args: Any) -> Tensor:
+    """Returns some of the numbers that an operator chooses by. It returns none where the digits of a number do not
+    matter: in a comparison with infinity, or of numbers with themselves as for NaN, and where numbers are rectified."""
     numbers, other = (*args, None)[:2]
     in_digits = other is not numbers and not (isinstance(other, float) and math.isinf(other))
+    in_digits &= func._schema.name not in RECTIFYING
     return spread(numbers, FEW) if in_digits else numbers.new_empty(0)
 
 
@@ -160,6 +163,13 @@ def _compared(args: Any, own: Tensor, theirs: Tensor, near: float) -> Tensor:
     return theirs if bool(((own == theirs) | ((first - second).abs() <= near * largest)).all()) else own
 
 
+def _rectified(result: Tensor, theirs: Tensor, near: float) -> Tensor:
+    """Writes into a rectified tensor which numbers are above 0 in the step, where roundings may have decided it: up to
+    a unit in the last place of the largest number. Else a sum of three layers would turn some units at its kink."""
+    above = theirs | (result > near**2 * result.max())
+    return result.copy_(torch.where(above, result.clamp(min=torch.finfo(result.dtype).tiny), 0.0))
+
+
 class Choosing:
     """Makes the choices of a recorded call of a network once more.
 
@@ -223,6 +233,8 @@ class Choosing:
             return result
         if not in_backward():
             self._made.setdefault(place, []).append((own.clone(), theirs))
+        if name in RECTIFYING:
+            return _rectified(result, theirs, self._near)
         theirs = theirs.clone()  # the network may write into it
         if name in ALONG:
             return along(func, args, kwargs, result, theirs, self._near)

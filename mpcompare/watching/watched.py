@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpcompare import generators
 from mpcompare.errors import InputError, check_whole
@@ -29,7 +29,7 @@ from mpcompare.watching.steps import Sum
 from mpcompare.watching.terminal import one_by_one, quietly
 
 NOTHING = "nothing was seen"
-_watched: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+_watched: "weakref.WeakSet[Any]" = weakref.WeakSet()  # networks and optimizers
 
 
 class WrongTraining(AssertionError):  # noqa: N818 - said as it is, like BrokenContract
@@ -70,13 +70,17 @@ class Watch:
         self._earlier = EarlierSteps()
         self._counting = Guard()
         self._handles: list[Any] = []
+        self._others: dict[str, None] = {}  # the optimizers that took a step and that no watch was given, in words
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers that it knows of
+        self._stepping = False  # whether an optimizer that is watched takes a step: it may call others
 
     def __enter__(self) -> "Watch":
         for model in self._networks:
             if model in _watched:
                 raise InputError("watch: model", type(model).__name__, "is watched already")
-        _watched.update(self._networks)
+        _watched.update([*self._networks, *self.attached.optimizers.values()])
         self.entered = True
+        self._handles.append(register_optimizer_step_post_hook(partial(self._counting, self._other)))
         for name, optimizer in self.attached.optimizers.items():  # hooks stay on until the block ends
             self._handles.append(optimizer.register_step_pre_hook(partial(self._before, name)))
             self._handles.append(optimizer.register_step_post_hook(partial(self._after, name)))
@@ -87,7 +91,7 @@ class Watch:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         for handle in self._handles:
             handle.remove()
-        _watched.difference_update(self._networks)
+        _watched.difference_update([*self._networks, *self.attached.optimizers.values()])
         for look in reversed(self._looks):  # a mode may lie above another
             look.stop()
         self._compare()
@@ -125,16 +129,27 @@ class Watch:
         self.not_examined += [each for each in said if each and each not in self.not_examined]
 
     def _before(self, name: str, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        look = self._looking
+        look, self._stepping = self._looking, True
         return look.guard(look.steps.before, name, args, kwargs) if look is not None else None
 
     def _after(self, name: str, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Looks at an update. Counts the updates of the first optimizer, and begins to look when a look is due."""
-        look = self._looking
+        look, self._stepping = self._looking, False
         if look is not None:
             look.guard(look.steps.after, name)
         if name == next(iter(self.attached.optimizers)):
             self._counting(self._counted)
+
+    def _other(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Is told of a step of any optimizer, and notes an optimizer that no watch was given."""
+        if optimizer in _watched or optimizer in self._known or self._stepping:
+            return
+        self._known.add(optimizer)
+        if self.attached.name_of(optimizer) is None:
+            own = set(map(id, self.attached.network.parameters()))
+            count = sum(id(p) in own for group in optimizer.param_groups for p in group["params"])
+            has = f"{count} parameters" if count > 1 else "1 parameter" if count else "no parameter"
+            self._others[f"{type(optimizer).__name__}, which has {has} of the network"] = None
 
     def _counted(self) -> None:
         self._count += 1
@@ -164,6 +179,7 @@ class Watch:
         precision, stepped = next((r.precision for r in sums.values()), "fp32"), {t.optimizer for t in look.taken}
         updates = {name: compared(look, name, precision) for name in self.attached.optimizers if name in stepped}
         facts = facts_of(look, sums, updates)
+        facts["other_optimizers"] = list(self._others)
         self.facts = facts if facts["updates"] or not self.facts else self.facts
         self.defects += [d for d in defects_of(look, sums, updates) if d not in self.defects]
         self.replays = list(sums.values())
@@ -197,6 +213,7 @@ class Watch:
             said.append("compiled code: the updates ran without a compiler")
         if self.attached.others:
             said.append(f"{self.attached.others} parameters of the optimizer that the network does not have")
+        said += [f"updates of {each}: the watch was not given it" for each in self._others]
         for update in updates.values():
             for reason in dict.fromkeys(update.unknown.values()):
                 of = listed([name for name, why in update.unknown.items() if why == reason])
@@ -254,6 +271,8 @@ class Watch:
             return "the block was not entered"
         if skipped := self.facts.get("skipped"):
             return f"the scaler skipped all {skipped} steps"
+        if self._others:
+            return f"no optimizer that is watched took a step, and others did: {'; '.join(self._others)}"
         if self.look is not None and self.look.sums.backwards:
             return "no optimizer that is watched took a step, and backward made gradients: another one may have"
         return "no optimizer took a step within the block"

@@ -106,7 +106,34 @@ def test_a_loop_that_steps_with_another_optimizer():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with mpcompare.watch(model, optimizer) as seen:
         train(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert "no optimizer that is watched took a step, and backward made gradients: another one may have" in str(seen)
+    other = "SGD, which has 3 parameters of the network"
+    assert f"no optimizer that is watched took a step, and others did: {other}" in str(seen)
+
+
+@pytest.mark.parametrize(
+    ("of_network", "has"), [(True, "3 parameters of the network"), (False, "no parameter of the network")]
+)
+def test_an_optimizer_that_the_loop_makes(of_network, has):
+    model, other = Tied(), nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with mpcompare.watch(model, optimizer) as seen:
+        train(model, optimizer)
+        second = torch.optim.SGD((model if of_network else other).parameters(), lr=0.1)
+        train(model, optimizer)
+        other(torch.ones(4)).sum().backward()
+        second.step()
+    assert seen.facts["other_optimizers"] == [f"SGD, which has {has}"]
+    assert seen.not_examined == [f"updates of SGD, which has {has}: the watch was not given it"]
+    assert seen.defects == []
+
+
+def test_two_watches_know_the_optimizers_of_each_other():
+    models = Tied(), Tied()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    with mpcompare.watch(models[0], optimizers[0]) as one, mpcompare.watch(models[1], optimizers[1]) as other:
+        for model, optimizer in zip(models, optimizers, strict=True):
+            train(model, optimizer)
+    assert [seen.facts["other_optimizers"] for seen in (one, other)] == [[], []]
 
 
 def test_a_loop_whose_scaler_skips_all():

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -217,12 +217,21 @@ class Calls:
         for called in self.made():
             _add(called, self.recorder.record)
 
-    def of_sum(self) -> tuple[Record, list[Event], list[Called]]:
-        """Returns the record of the layers, the tape, and the calls that a backward has come through."""
+    def of_sum(self, names: Set[str] | None = None) -> tuple[Record, list[Event], list[Called]]:
+        """Returns the record of the layers, the tape, and the calls that a backward has come through.
+
+        Args:
+            names: the parameters that a backward must have given gradients to; None: any.
+        """
+        others = {root for root in self.roots() if names is not None and root.gives.isdisjoint(names)}
+        passes = {number for root in self.roots() if root not in others for number in root.passes}
         # A loop may detach the output of a network. The inputs of such a call are no part of the sum.
-        unused = {called for called in self.made() if not called.passes}
-        tape = needed([event for event in self.tape.events if event not in unused])
+        unused = {c for c in self.made() if not (c.passes if names is None else c.passes & passes)}
+        tape = [replace(e) if isinstance(e, Called) else e for e in self.tape.events if e not in unused | others]
+        tape = needed(tape)
         own, used = of_the_network(tape), [event for event in tape if isinstance(event, Called)]
+        if names is not None and (is_open(tape) or any(e.cleared & names for e in tape if isinstance(e, Root))):
+            self.hide("the gradients of some parameters were cleared, and others were not")
         for called in used:
             called.given = {at: v for at, v in called.given.items() if isinstance(v, Own) or v in own}
             called.others = {name: v for name, v in called.others.items() if v.slot in own}

@@ -175,6 +175,10 @@ class Root:
     # the numbers of its backward passes: a reentrant checkpoint has a pass of its own
     passes: frozenset[int] = frozenset()
     retains: bool = False  # whether another backward may come through the same graph
+    # gives: the parameters whose gradients hold what it made; cleared: the ones that were cleared since, with others
+    # left. Both are known when it has ended.
+    gives: set[str] = field(default_factory=set)
+    cleared: set[str] = field(default_factory=set)
 
 
 Event = Called | Op | Root

@@ -25,7 +25,7 @@ from mpcompare.verdict.examine.forced.weights import backward
 from mpcompare.watching import own_functions, scalers
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.derivatives import Derivatives
-from mpcompare.watching.events import Called
+from mpcompare.watching.events import Called, Root
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.stepping import Steps
 from mpcompare.watching.steps import Sum
@@ -252,9 +252,8 @@ class Look(TorchFunctionMode):
     def _begins(self, func: Any, args: Any, kwargs: Any) -> Callable[[Any], None] | None:
         """Is told of a function that is called next, and returns what is to be told of its result."""
         if func in BACKWARD:
-            self.steps.unscaled = False
             root = self.sums.backward(args, kwargs)
-            return partial(self.sums.passed, root) if root is not None else None
+            return partial(self._passed, root) if root is not None else None
         if func is torch.autograd.grad:
             return self.sums.asks(args, kwargs)
         if self.sums.places or func in CLIPPING:
@@ -266,6 +265,11 @@ class Look(TorchFunctionMode):
             return None
         begun = self.sums.calls.tape.begin(func, args, kwargs, self.steps.scaling)
         return partial(self.sums.calls.tape.end, *begun) if begun is not None else None
+
+    def _passed(self, root: Root, _: Any) -> None:
+        """Is told that ``backward`` has come to its end."""
+        self.sums.passed(root)
+        self.steps.passed(root)
 
 
 def _without_numbers(args: Any) -> bool:

@@ -15,6 +15,7 @@ from mpcompare.verdict.examine.numerics import numbers, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching import scalers
 from mpcompare.watching.attach import Attached
+from mpcompare.watching.events import Root
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.scalers import ScaleChange
 from mpcompare.watching.spool import unseen
@@ -34,7 +35,7 @@ class Steps:
         self.policy: LossScale | None = None  # the scaler's policy when the scaler was found; None: not one of ours
         self.scales: list[ScaleChange] = []  # the calls of the scaler's ``update``
         self.scaling = False  # whether the scaler multiplies a loss at the moment
-        self.unscaled = False  # whether the scaler has divided the gradients
+        self._unscaled: set[str] = set()  # the optimizers whose gradients the scaler has divided
         self._by_scaler = False  # whether the scaler calls ``step``
         self._generator = DeviceGenerator(next(iter(sums.params.values())).device)
         self._drawn = self._generator.get()  # the generator's state before the step that is under way
@@ -94,7 +95,7 @@ class Steps:
             state={n: self._state(optimizer, p) for n, p in owned},
             scale=scale,
             scaled=by_hand or (total is not None and total.scaled),
-            unscaled=self.unscaled,
+            unscaled=name in self._unscaled,
             order=list(self.sums.order),
             asked=self.sums.asked,
             outside=dict(self.sums.outside),
@@ -130,6 +131,10 @@ class Steps:
             if isinstance(v, (Tensor, int, float))
         }
 
+    def passed(self, root: Root) -> None:
+        """Is told of a ``backward`` that has come to its end: what it has added is not divided by the loss scale."""
+        self._unscaled -= {name for name in self._unscaled if any(n in root.gives for n, _ in self._owned(name))}
+
     # The scaler
 
     def of_scaler(self, scaler: Any, method: str, call: Callable[[], Any], args: Any) -> Any:
@@ -160,7 +165,7 @@ class Steps:
         self._found(scaler, self.scaler is not scaler)
         if method == "unscale_":
             self.sums.keep()
-            self.unscaled = True
+            self._unscaled.add(name)
             return None
         self._by_scaler = True
         return partial(self._left_out, scaler, name, len(self.taken))

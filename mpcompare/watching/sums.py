@@ -6,7 +6,7 @@ and loops clear their gradients before, between and after.
 
 import math
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from traceback import walk_stack
 from typing import Any
 
@@ -49,13 +49,16 @@ class Sums:
         self.backwards = self._dropped = self._given_up = 0
         self._left: dict[str, Tensor] = {}  # the gradients that backward left
         self._versions: dict[str, int] = {}  # how often each gradient had been written to
-        self._kept: dict[str, LeftGradient] | None = None  # the gradients before anything changed them
-        self._closed: Sum | None = None
+        self._kept: dict[str, LeftGradient] = {}  # the gradients before anything changed them
+        self._closed: dict[frozenset[str], Sum] = {}  # by parameters of an optimizer; by none: of all optimizers
         self._stale: list[str] = []  # the parameters whose gradients hold the gradients of the update before, too
         self._meant: set[str] = set()  # the stale ones that the loop changed since the step, as by a momentum by hand
         self._stepped: dict[str, int] = {}  # how often each gradient had been written to at the last step
         self._read = False  # whether the loop has read gradients since the last backward, other than to clip them
         self._stopped = False  # whether the last backward has stopped with an error
+        self._apart = False  # whether the optimizers have sums of their own: the loop clears their gradients in turns
+        self._before: dict[str, tuple[int, int]] = {}  # the gradients before backward: see _written
+        self._changed: set[str] = set()  # the gradients before backward that the loop has changed, as by a clip
 
     def owned(self) -> set[str]:
         """Returns the names of the parameters that optimizers have. Parameters that came after the look began are left
@@ -94,33 +97,42 @@ class Sums:
 
         return end
 
-    def passed(self, root: Root, _: Any) -> None:
+    def passed(self, root: Root) -> None:
         """Is told that ``backward`` has come to its end."""
+        root.gives = {n for n, before in self._before.items() if _written(self.params[n]) != before}
+        if self._changed & root.gives and (self.asked is not None or self._apart):
+            self.calls.hide("the loop clips the gradients between its backward passes")
+            lines = {each.line for each in self.calls.roots()}
+            if self.asked is not None and lines == {root.line}:  # one loss; several may be clipped apart on purpose
+                self._clipped = f"to {self.asked[0]:g} ({next(line for part, line in self.order if part == 'norm')})"
         self.calls.passed(root.retains, root)
-        self._note_left()
+        self._note_left(root.gives)
         self.order, self._read, self._stopped = [("backward", root.line)], False, False
         self.asked, self.outside = None, {}
 
     def stopped(self) -> None:
         """Is told that a backward has stopped with an error. The graph may be left for another one."""
         self.calls.passed(True)
-        self._note_left()
+        self._note_left(self.params.keys())
         self._stopped = True
 
-    def _note_left(self) -> None:
-        """Notes the gradients that backward has left."""
+    def _note_left(self, gives: Set[str]) -> None:
+        """Notes the gradients that backward has left. It has written to the gradients of some parameters."""
         grads = {name: self.params[name].grad for name in self.owned()}
         self._left = {name: g for name, g in grads.items() if g is not None}
         self._versions = {name: g._version for name, g in self._left.items()}
         self.places = {_place(g) for g in self._left.values()} - {0}
-        self._kept = None
+        self._kept = {name: self._kept[name] for name in self._changed - gives}
+        self._changed = set()
 
     def _begin(self, root: Root) -> None:
         """Finds out whether a sum begins."""
         self.backwards += 1
-        self._closed = None
+        self._closed = {}
         owned = self.owned()  # an optimizer clears its own gradients
-        trained = [name for name, p in self.params.items() if p.requires_grad and name in owned]
+        # A loop may freeze a discriminator, whose gradients no step has used, for the loss of the generator.
+        given = {n for each in self.calls.roots() if self.used < self.backwards - 1 for n in each.gives}
+        trained = [n for n, p in self.params.items() if n in owned and (p.requires_grad or n in given)]
         empty = {n for n in trained if not _is_there(self.params[n].grad) and not self._is_left(n)}
         kept = [n for n in trained if n not in empty]
         if not kept:
@@ -143,25 +155,26 @@ class Sums:
             self._fresh()
         elif self._stopped:
             self.calls.hide("a backward stopped with an error, and the loop goes on without clearing the gradients")
-        elif any(n in self._left for n in empty):
-            self.calls.hide("the gradients of some parameters were cleared, and others were not")
         elif self.asked is not None and self.asked[0] < math.inf and not all_finite(self._left):
             self.kept_bad = next(line for part, line in self.order if part == "norm")
-        elif self.asked is not None and self._is_changed():
-            self.calls.hide("the loop clips the gradients between its backward passes")
-            lines = {each.line for each in self.calls.roots()}
-            if lines == {root.line}:  # one loss; several losses may be clipped apart on purpose
-                self._clipped = f"to {self.asked[0]:g} ({next(line for part, line in self.order if part == 'norm')})"
+        else:
+            self._changed = {n for n in kept if self._is_changed(n)}
+            if cleared := empty & self._left.keys():
+                self._apart, self._stale = True, [n for n in self._stale if n not in cleared]
+            for each in self.calls.roots():
+                each.cleared |= each.gives & cleared
+                each.gives -= cleared
+        self._before = {name: _written(self.params[name]) for name in owned}
 
     def _fresh(self) -> None:
         """Drops everything but the calls of the network that another backward may come through."""
-        self._clipped = ""
+        self._clipped, self._apart, self._kept = "", False, {}
         self.calls.drop_used()
 
-    def _is_changed(self) -> bool:
-        """Returns whether gradients have other bits than backward left."""
-        kept = self._kept or {}
-        return any(not same_bits(in_part(numbers(self._left[name])), g.part) for name, g in kept.items())
+    def _is_changed(self, name: str) -> bool:
+        """Returns whether a gradient has other bits than backward left."""
+        kept = self._kept.get(name)
+        return kept is not None and not same_bits(in_part(numbers(self._left[name])), kept.part)
 
     def _is_left(self, name: str) -> bool:
         """Returns whether a gradient is as the last backward left it. A gradient of 0 may be so, too."""
@@ -221,11 +234,11 @@ class Sums:
 
     def keep(self) -> None:
         """Keeps the gradients as backward left them; called before anything changes them."""
-        if self._kept is None:
-            if any(g._version != self._versions[name] for name, g in self._left.items()):
-                self.calls.hide("something changes the gradients that nobody sees, such as a compiled function")
-            with unseen():
-                self._kept = {name: self._copy(name, g) for name, g in self._left.items()}
+        left = {name: g for name, g in self._left.items() if name not in self._kept}
+        if any(g._version != self._versions[name] for name, g in left.items()):
+            self.calls.hide("something changes the gradients that nobody sees, such as a compiled function")
+        with unseen():
+            self._kept |= {name: self._copy(name, g) for name, g in left.items()}
 
     def _copy(self, name: str, grad: Tensor) -> LeftGradient:
         dense = numbers(grad)
@@ -238,20 +251,23 @@ class Sums:
             names: the parameters that are updated with it. Others may still have the gradients of an earlier update, as
                 a discriminator has if the loss of a generator goes through it.
         """
-        if self._closed is not None or not self._left or self.used == self.backwards:
-            return self._closed
+        key = frozenset(names if self._apart else ())
+        if key in self._closed or not self._left or (self.used == self.backwards and not self._closed):
+            return self._closed.get(key)
         self.keep()
         self.kept_bad = ""  # a step uses them
-        record, tape, used = self.calls.of_sum()
+        record, tape, used = self.calls.of_sum(key if self._apart else None)
         ours = {handle.id for handle in self.calls.recorder.handles}
         stale, others = [n for n in self._stale if n in names], {n for n in self._stale if n not in names}
         forgotten = [n for n in stale if n not in self._meant]
         if stale:
             self.calls.hide("the gradients of the update before are still in them")
-        self._closed = Sum(
+        if self._apart:
+            others = self.owned() - key
+        self._closed[key] = Sum(
             record=record,
             tape=tape,
-            grads={n: g for n, g in (self._kept or {}).items() if n not in others},
+            grads={n: g for n, g in self._kept.items() if n not in others},
             weights=used[0].weights if used else {},
             first=used[0] if used else None,
             buffers_after=used[-1].after if used and used[-1].number < self.calls.count else self.calls.buffers(),
@@ -267,7 +283,7 @@ class Sums:
             clipped=self._clipped,
         )
         self._dropped = self._given_up = 0
-        return self._closed
+        return self._closed[key]
 
     def stepped(self, skipped: bool) -> None:
         """Is told that a step was taken, or skipped."""
@@ -279,7 +295,7 @@ class Sums:
 
     def forget(self) -> None:
         """Frees everything that only the next step would need."""
-        self._left, self.places, self._kept, self._closed = {}, set(), None, None
+        self._left, self.places, self._kept, self._closed = {}, set(), {}, {}
         self.calls.moved_on()
 
 
@@ -299,6 +315,11 @@ def hooks_after(p: Tensor) -> bool:
 def _is_there(grad: Tensor | None) -> bool:
     """Returns whether a gradient has any number but 0."""
     return grad is not None and bool(numbers(grad).any())
+
+
+def _written(p: Tensor) -> tuple[int, int]:
+    """Returns the ``id`` of a parameter's gradient, and how often it was written to."""
+    return id(p.grad), -1 if p.grad is None else p.grad._version
 
 
 def _place(tensor: Tensor) -> int:

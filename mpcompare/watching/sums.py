@@ -56,6 +56,7 @@ class Sums:
         self._stepped: dict[str, int] = {}  # how often each gradient had been written to at the last step
         self._read = False  # whether the loop has read gradients since the last backward, other than to clip them
         self._stopped = False  # whether the last backward has stopped with an error
+        self._again = False  # whether the loop may differentiate the gradients of a backward again
         self._apart = False  # whether the optimizers have sums of their own: the loop clears their gradients in turns
         self._before: dict[str, tuple[int, int]] = {}  # the gradients before backward: see _written
         self._changed: set[str] = set()  # the gradients before backward that the loop has changed, as by a clip
@@ -73,10 +74,11 @@ class Sums:
             return None
         again = bool(given(args, kwargs, 3, "create_graph"))
         root.retains = again or bool(given(args, kwargs, 2, "retain_graph"))
+        self._again |= again
+        if root.hidden and self._again:
+            self.calls.hide(f"a loss depends on {root.hidden}, which a replay does not make")
         if root.on_inner and root.hidden:
             self.calls.hide(f"a loss depends on {root.hidden} within the network, which it does not return")
-        if again:
-            self.calls.hide("a backward is differentiated again")
         if kwargs.get("inputs") is not None:
             self.calls.hide("a backward is asked for the gradients of some tensors alone")
         self._begin(root)

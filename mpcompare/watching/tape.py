@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
+from torch._C import TensorBase
 from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
@@ -19,6 +20,8 @@ from mpcompare.generators import DeviceGenerator
 from mpcompare.verdict.examine.forced.kernels import functions_of
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.watching.events import Called, Event, Op, Own, Root, Slot, needed
+
+READS = vars(TensorBase)["grad"].__get__  # reads the gradient of a tensor
 
 
 class Tape:
@@ -62,7 +65,7 @@ class Tape:
         hidden: list[str] = []
         kept = [self.ref(leaf, hidden) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         labels, generator = _labels(name, args, kwargs), DeviceGenerator(first.device)
-        why = next(iter(hidden), "")
+        why = "a gradient of backward(create_graph=True)" if func == READS else next(iter(hidden), "")
         op = Op(func, kept, spec, why, generator, generator.get(), scaled, line_of_user(), labels, mutates)
         self.under_way = op
         return op, first

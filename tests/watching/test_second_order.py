@@ -205,3 +205,41 @@ def test_a_wrong_gradient_of_a_weight_is_found(kind):
     node = weight.expand_as(weight).grad_fn.next_functions[0][0]
     node.register_prehook(lambda grads: (grads[0] / 2,))
     assert "0.weight" in {defect.place for defect in loop.watched().defects}
+
+
+def trains_by_backward(model, optimizer, form):
+    """Gradients that can be differentiated again lie in the parameters."""
+    torch.manual_seed(1)
+    params = list(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        x = torch.randn(ROWS, 8)
+        F.mse_loss(model(x), torch.randn(ROWS, 3)).backward(create_graph=True)
+        grads = [p.grad for p in params]
+        if form == "curvature":  # Yao et al., "AdaHessian", AAAI 2021
+            curvatures = torch.autograd.grad(grads, params, list(map(torch.randn_like, params)))
+            for p, curvature in zip(params, curvatures, strict=True):
+                p.grad = p.grad.detach() / (1 + curvature.abs())
+        if form == "penalty":
+            sum(grad.square().sum() for grad in grads).backward()
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward. with create_graph=True")
+@pytest.mark.parametrize("form", ["as it is", "curvature", "penalty"])
+def test_backward_that_creates_a_graph(form):
+    models = []
+    for watches in (True, False):
+        torch.manual_seed(0)
+        model = mlp(8, 32, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with mpcompare.watch(model, optimizer) if watches else nullcontext() as seen:
+            trains_by_backward(model, optimizer, form)
+        models.append(model)
+        if watches:
+            assert seen.defects == []
+            assert [*seen.sight.parameters.values()] == [form != "penalty"] * 4
+            why = "a loss depends on a gradient of backward(create_graph=True), which a replay does not make"
+            whose = f"the gradients of update 1, 2, layer by layer ({why})"
+            assert seen.not_examined == ([whose] if form == "penalty" else [])
+    assert all(map(torch.equal, *(model.parameters() for model in models)))

@@ -26,6 +26,7 @@ from mpcompare.watching.guard import Guard
 from mpcompare.watching.judged import Defect, HowFar, sight_of
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum
+from mpcompare.watching.sums import hooks_after
 from mpcompare.watching.terminal import one_by_one, quietly
 
 NOTHING = "nothing was seen"
@@ -205,8 +206,11 @@ class Watch:
                 what = "the loss of update {}" if replay.layers else "the gradients of update {}, layer by layer"
                 numbers.setdefault((what, replay.why), []).append(str(number))
         said = [f"{what.format(', '.join(each))} ({why})" for (what, why), each in numbers.items()]
-        if hooked := sorted({name for each in used for name in each.hooked}):
-            said.append(f"the gradients of {listed(hooked)}, which hooks of the loop may change")
+        hooked = {name for each in used for name in each.hooked}
+        if not used and not any(t.in_backward for t in look.taken):  # hooks may use the gradients, and clear them
+            hooked = {name for name, p in look.params.items() if hooks_after(p)}
+        if hooked:
+            said.append(f"the gradients of {listed(sorted(hooked))}, which hooks of the loop may change")
         if self.attached.hides_layers:
             said.append("layers within compiled modules (eager=True shows them)")
         elif self.attached.eager:

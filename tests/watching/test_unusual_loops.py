@@ -132,6 +132,25 @@ def steps_within_backward():
     return [seen]
 
 
+def updates_by_hand_within_backward():
+    model = mlp(20, 32, 3)
+
+    def arrived(p):
+        with torch.no_grad():
+            p.sub_(p.grad, alpha=0.1)
+        p.grad = None
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(arrived)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        for _ in range(UPDATES):
+            loss_of(model).backward()
+            optimizer.step()
+    assert seen.not_examined
+    return [seen]
+
+
 def teacher():
     model = Teacher()
     optimizer = torch.optim.AdamW(model.student.parameters(), lr=1e-3)
@@ -155,6 +174,7 @@ def teacher():
         (two_optimizers, ["the loss goes through parameters of another optimizer"]),
         (sharpness_aware, []),
         (steps_within_backward, ["gradients of an optimizer that takes its steps within backward"]),
+        (updates_by_hand_within_backward, ["the gradients of 0.bias, 0.weight and 2 more, which hooks of the loop"]),
         (teacher, []),
     ],
 )

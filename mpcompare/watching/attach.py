@@ -52,7 +52,7 @@ def attached(model: Any, optimizer: Any, eager: bool) -> Attached:
     if not named:
         raise InputError("watch: optimizer", optimizer, expected)
     found: Optimizers = {}
-    own, others = {id(p) for p in network.parameters()}, 0
+    own, others = {id(p) for _, p in network.named_parameters()}, 0
     for name, each in named.items():
         inner = unwrapped(each)
         if inner is None:
@@ -63,6 +63,10 @@ def attached(model: Any, optimizer: Any, eager: bool) -> Attached:
             raise InputError(f"watch: {name}", type(inner).__name__, other)
         others += sum(id(p) not in own for p in params)
         found[name] = inner
+    for name, module in network.named_modules():
+        if not callable(vars(module).get("parameters", module)):
+            hides = "has an attribute parameters, which hides the method of torch.nn.Module: rename the attribute"
+            raise InputError("watch: model", name or type(network).__name__, hides)
     hides_layers = any(map(is_compiled, models.values())) and not eager
     return Attached(network, models, found, hides_layers, others, eager)
 

@@ -525,6 +525,10 @@ def test_bad_input_is_one_line():
         mpcompare.watch(other, optimizer)
     with pytest.raises(InputError, match=r"expected a torch.nn.Module"):
         mpcompare.watch(optimizer, optimizer)
+    hides = nn.Sequential(nn.Linear(4, 4))
+    hides[0].parameters = [hides[0].weight]
+    with pytest.raises(InputError, match="model=0: has an attribute parameters, which hides the method"):
+        mpcompare.watch(hides, torch.optim.SGD(hides[0].parameters, lr=0.1))
     with pytest.raises(InputError, match="expected a torch.optim.Optimizer"):
         mpcompare.watch(model, None)
     with mpcompare.watch(model, optimizer), pytest.raises(InputError, match="is watched already"):

@@ -110,12 +110,10 @@ def _losses(counts: Counts, scale: float) -> tuple[list[str], dict[str, str]]:
 
 
 def update_ratio(report: Report) -> Figure | None:
-    """Draws histograms of the updates over their weights; None where no run counted exponents,
-    and where no format of the runs would lose an update."""
-    comparisons = judged(report)
-    if not any(map(_loses, comparisons)):
+    """Draws histograms of the updates over their weights; None where no format of the runs would lose an update."""
+    drawn = [(run, _limits(runs)) if (run := histograms.counted(runs)) else None for runs in judged(report)]
+    if not any(_loses(*each) for each in drawn if each):
         return None
-    drawn = [(run, _limits(runs)) if (run := histograms.counted(runs)) else None for runs in comparisons]
     return parts_of(report.finished, drawn, _updates, 3.6, 1.75 * WIDTH, "no run counted exponents")
 
 
@@ -124,11 +122,10 @@ def _limits(runs: Sequence[Judged]) -> dict[str, float]:
     return {name: limit for name, limit in ROUNDOFF.items() if name in asked}
 
 
-def _loses(runs: Sequence[Judged]) -> bool:
-    """Returns whether any update would be lost in a format of the runs."""
-    run = histograms.counted(runs)
-    counts = run.exponents("updates")["first"].values() if run else ()
-    return any(lost_updates(each)[name] > 0 for each in counts for name in _limits(runs))
+def _loses(run: Judged, limits: Mapping[str, float]) -> bool:
+    """Returns whether any update would be lost in a format of the limits."""
+    counts = run.exponents("updates")["first"].values()
+    return any(lost_updates(each)[name] > 0 for each in counts for name in limits)
 
 
 def _updates(part: SubFigure, drawn: tuple[Judged, Mapping[str, float]]) -> None:

@@ -35,8 +35,7 @@ _COPY_OF_TENSOR = Tensor.__deepcopy__
 def _detached(value: Tensor, known: dict[int, Any]) -> Tensor:
     """Returns a copy of a tensor. Torch copies no results, such as the state that a layer left or the numbers of a
     distribution: a copy has their numbers, and not their graph."""
-    copied: Tensor = _COPY_OF_TENSOR(value, known) if value.is_leaf else value.detach()
-    return copied
+    return _COPY_OF_TENSOR(value, known) if value.is_leaf else value.detach()
 
 
 def _of_copy(value: Any, known: dict[int, Any]) -> Any:

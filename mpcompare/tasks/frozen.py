@@ -27,8 +27,7 @@ def widen(network: nn.Module) -> nn.Module:
 
 def dtypes_of(network: nn.Module) -> Mapping[str, torch.dtype]:
     """Returns, by name, the dtypes of the parameters that were widened."""
-    noted: Mapping[str, torch.dtype] = getattr(network, _NOTED, {})
-    return noted
+    return getattr(network, _NOTED, {})
 
 
 def as_made(network: nn.Module) -> nn.Module:

@@ -158,8 +158,7 @@ class GroupedReplay:
         return change, magnitude + 2 * change.abs() if factor != 1 else magnitude
 
     def kept(self, name: str) -> dict[str, tuple[Tensor, Tensor]]:
-        kept: dict[str, tuple[Tensor, Tensor]] = self._of(name)[0].kept(name)
-        return kept
+        return self._of(name)[0].kept(name)
 
     def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int, at_once: bool = False) -> None:
         self._of(name)[0].remember(name, tensors, updates, at_once)

@@ -73,8 +73,7 @@ LOSSES: dict[str, Loss] = {
 def count_of(loss: Loss) -> Callable[[Tensor], Tensor] | None:
     """Returns the function that counts a loss's labels, also for a loss that ``functools.partial`` binds; None where
     all targets count alike."""
-    count: Callable[[Tensor], Tensor] | None = getattr(getattr(loss, "func", loss), "count", None)
-    return count
+    return getattr(getattr(loss, "func", loss), "count", None)
 
 
 def shares(loss: Loss, targets: Sequence[Any], dtype: torch.dtype = torch.float32) -> list[Tensor] | None:

@@ -30,7 +30,11 @@ def test_what_one_rounding_does_is_what_amp_does():
     model, batch = case.task.new_model(case.seed, torch.device("cpu")), case.task.batch_size
     step = [(case.dataset.x_train[:batch], case.dataset.y_train[:batch])]
     rounding = rounding_errors(model, case.task.loss_fn, step, PRECISIONS["bf16"])
-    ratios = [e.error / rounding[name].error for name, e in run.findings.first.gradients.items()]
+    # In fewer than 4 dimensions a draw may be below 0.15 by luck. In 4 it is so once in 1000: chi2.ppf(1e-3, 4) is
+    # 4 * 0.15^2.
+    seen = {name: e for name, e in run.findings.first.gradients.items() if rounding[name].dimensions > 4}
+    assert len(seen) >= 6  # all but the bias of the last layer
+    ratios = [e.error / rounding[name].error for name, e in seen.items()]
     assert min(ratios) > 0.15
     assert max(ratios) < 2
 

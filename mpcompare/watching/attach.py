@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -25,6 +25,7 @@ class Attached:
     hides_layers: bool  # whether the layers call no hooks, because the loop runs compiled code
     others: int  # the number of parameters of the optimizers that the network does not have
     eager: bool  # whether the loop runs without the compiler while it is looked at
+    strangers: list[str] = field(default_factory=list)  # optimizers with steps that no watch was given, in words
 
     def owned(self) -> set[str]:
         """Returns the names of the parameters that the optimizers have."""

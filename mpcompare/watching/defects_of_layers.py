@@ -37,7 +37,8 @@ def of_gradients(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
             because = f"in update {number} the gradients of {names} still hold the gradients of the update before: "
             because += "nobody cleared them"
             yield Defect("accumulation", taken.sum.stale[0], because)
-        if taken.sum.dropped and len(look.attached.optimizers) == 1 and not look.attached.others:
+        alone = len(look.attached.optimizers) == 1 and not look.attached.others and not look.attached.strangers
+        if taken.sum.dropped and alone:
             because = f"the gradients of {taken.sum.dropped} backward passes were cleared before update {number} used "
             yield Defect("accumulation", "", because + "them")
         if taken.sum.clipped:

@@ -71,6 +71,7 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
     facts["cleared_gradients"] = sorted({n for t in taken for n in t.raw if n not in t.given})
     trained = {n for n, p in look.params.items() if p.requires_grad}
     facts["in_no_optimizer"] = sorted(trained - look.attached.owned())
+    facts["other_optimizers"] = list(look.attached.strangers)
     facts["frozen"] = sorted(n for n, p in look.params.items() if not p.requires_grad)
     facts["statistics_of_frozen"] = sorted({name for s in seen for name in _moving(look.network, s)})
     facts["tied"] = _tied(look.network)

@@ -71,7 +71,6 @@ class Watch:
         self._earlier = EarlierSteps()
         self._counting = Guard()
         self._handles: list[Any] = []
-        self._others: dict[str, None] = {}  # the optimizers that took a step and that no watch was given, in words
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers that it knows of
         self._stepping = False  # whether an optimizer that is watched takes a step: it may call others
 
@@ -150,7 +149,8 @@ class Watch:
             own = set(map(id, self.attached.network.parameters()))
             count = sum(id(p) in own for group in optimizer.param_groups for p in group["params"])
             has = f"{count} parameters" if count > 1 else "1 parameter" if count else "no parameter"
-            self._others[f"{type(optimizer).__name__}, which has {has} of the network"] = None
+            said, known = f"{type(optimizer).__name__}, which has {has} of the network", self.attached.strangers
+            known += [said] if said not in known else []
 
     def _counted(self) -> None:
         self._count += 1
@@ -180,7 +180,6 @@ class Watch:
         precision, stepped = next((r.precision for r in sums.values()), "fp32"), {t.optimizer for t in look.taken}
         updates = {name: compared(look, name, precision) for name in self.attached.optimizers if name in stepped}
         facts = facts_of(look, sums, updates)
-        facts["other_optimizers"] = list(self._others)
         self.facts = facts if facts["updates"] or not self.facts else self.facts
         self.defects += [d for d in defects_of(look, sums, updates) if d not in self.defects]
         self.replays = list(sums.values())
@@ -217,7 +216,7 @@ class Watch:
             said.append("compiled code: the updates ran without a compiler")
         if self.attached.others:
             said.append(f"{self.attached.others} parameters of the optimizer that the network does not have")
-        said += [f"updates of {each}: the watch was not given it" for each in self._others]
+        said += [f"updates of {each}: the watch was not given it" for each in self.attached.strangers]
         for update in updates.values():
             for reason in dict.fromkeys(update.unknown.values()):
                 of = listed([name for name, why in update.unknown.items() if why == reason])
@@ -275,8 +274,8 @@ class Watch:
             return "the block was not entered"
         if skipped := self.facts.get("skipped"):
             return f"the scaler skipped all {skipped} steps"
-        if self._others:
-            return f"no optimizer that is watched took a step, and others did: {'; '.join(self._others)}"
+        if self.attached.strangers:
+            return f"no optimizer that is watched took a step, and others did: {'; '.join(self.attached.strangers)}"
         if self.look is not None and self.look.sums.backwards:
             return "no optimizer that is watched took a step, and backward made gradients: another one may have"
         return "no optimizer took a step within the block"

@@ -127,6 +127,18 @@ def test_an_optimizer_that_the_loop_makes(of_network, has):
     assert seen.defects == []
 
 
+def test_gradients_that_the_loss_of_another_optimizer_makes_are_no_loss_of_work():
+    model, other = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, other)]
+    with mpcompare.watch(model, optimizers[0]) as seen:
+        for _ in range(3):
+            for optimizer in reversed(optimizers):  # nobody detaches the output for the other network
+                optimizer.zero_grad()
+                other(model(torch.randn(8, 4))).square().mean().backward()
+                optimizer.step()
+    assert (seen.defects, seen.facts["updates"]) == ([], 3)
+
+
 def test_two_watches_know_the_optimizers_of_each_other():
     models = Tied(), Tied()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]

@@ -139,6 +139,19 @@ def test_gradients_that_the_loss_of_another_optimizer_makes_are_no_loss_of_work(
     assert (seen.defects, seen.facts["updates"]) == ([], 3)
 
 
+def test_a_clip_for_another_optimizer_is_not_late():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer, other = (torch.optim.SGD(part.parameters(), lr=0.1) for part in model)
+    with mpcompare.watch(model, optimizer) as seen:
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            other.step()
+    assert seen.defects == []
+
+
 def test_two_watches_know_the_optimizers_of_each_other():
     models = Tied(), Tied()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]

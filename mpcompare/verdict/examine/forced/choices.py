@@ -83,7 +83,7 @@ def numbers_of(func: Any, args: Any) -> Tensor:
     numbers, other = (*args, None)[:2]
     in_digits = other is not numbers and not (isinstance(other, float) and math.isinf(other))
     in_digits &= func._schema.name not in RECTIFYING
-    return spread(numbers, FEW) if in_digits else numbers.new_empty(0)
+    return spread(numbers, FEW) if in_digits else torch.empty(0)
 
 
 def line_of_the_network() -> Line:

@@ -150,7 +150,9 @@ class Recorder(Arrivals):
         if not self.whole or not self.open or in_backward() or (made := chosen(func, args, result)) is None:
             return
         choices = self.whole[-1].choices if self.open[-1] is None else self._choices
-        choices.append(Choice(place_of(func), self.copy(made), args[0].dtype, self.copy(numbers_of(func, args))))
+        numbers = numbers_of(func, args)
+        numbers = self.copy(numbers) if len(numbers) else numbers
+        choices.append(Choice(place_of(func), self.copy(made), args[0].dtype, numbers))
 
     def _is_whole(self, name: str) -> bool:
         """Returns whether a call is a call of the network, and not a call within it."""

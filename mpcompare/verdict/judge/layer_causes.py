@@ -42,6 +42,8 @@ def explained(case: Case, run: Layers, excess: Mapping[str, float], where: str) 
         because += f": what {' or '.join(above)} passes down"
     shows = "" if layer == OUTPUT else layer
     format = run.formats.get(at, "")
+    if at in run.constants and place.error <= math.sqrt(case.run.unit_roundoff) * place.norm:
+        because += f": it depends on no parameter, as positions do, and is computed in {case.run.precision}"
     if format and place.error <= math.sqrt(FORMATS[format].unit_roundoff) * place.norm:
         return "precision", f"{because} in {case.run.precision}: it is computed in {format}", shows
     if kind == "gradient" and place.error == place.norm:  # the recorded gradient is 0

@@ -34,6 +34,7 @@ class Layers(Gradients):
     factor: float = 1.0  # the factor of the gradient at the output of the network, without the loss scale
     # by place, as in ``places``, the format in which the place is computed, if it is the other format of 16 bits
     formats: dict[str, str] = field(default_factory=dict)
+    constants: list[str] = field(default_factory=list)  # places whose numbers have 16 bits and depend on no parameter
     # by place in the network's code, the format of the numbers by which the network chooses between its layers
     choices: dict[str, str] = field(default_factory=dict)
     # whether the network was called once for each micro-batch, with its rows as they are; other rows would draw other

@@ -80,3 +80,26 @@ def test_the_roundings_of_a_constant_are_counted_where_it_multiplies(norm_of, ro
         norm * x
     (found,) = noted.constants.at.values()
     assert found == (torch.bfloat16, roundings)
+
+
+class Placed(nn.Module):
+    """Adds sines of far positions in the dtype of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Identity(), nn.Linear(784, 10)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.last(torch.cat([x[:, :392], (torch.arange(392, dtype=x.dtype) / 7).sin().expand(len(x), -1)], 1))
+
+
+def test_far_positions_in_16_bits_are_told_from_other_errors():
+    network = Network("placed", "torch", Placed, lambda samples: images(28, 1, samples))
+    amp, run = (
+        layers_of(subject_of(network, "fp16", make), name)
+        for name, make in (("amp", Amp), ("run", BACKENDS["master_weights"]))
+    )
+    (check,) = (check for check in layer_checks(Case(run, amp)) if not check.passed)
+    assert check.because.startswith("what arrives at last in the first step is ")
+    assert check.because.endswith("make: it depends on no parameter, as positions do, and is computed in fp16")

@@ -20,7 +20,7 @@ from mpcompare.verdict.examine.forced.own_products import PRODUCTS, is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
-from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.examine.numerics import short_share, spread
 from mpcompare.verdict.examine.rounded_operands import MULTIPLY
 
 FEW = 4096  # elements of a parameter that tell whether a layer writes it
@@ -59,6 +59,8 @@ class At:
                     raise NotReplayedError(f"{self.name} passes a gradient to a sparse tensor")
                 if x.shape != recorded.shape:
                     raise OtherPathError(f"other rows come to {self.name} when the network is called again")
+                if self.differentiates and not x.requires_grad and short_share(recorded) == 1:
+                    self.replay.constants.add(f"input {self.name}")
                 self.replay.tell(Point("input", self.name, self.number, place), recorded, x, recorded.dtype)
 
     def returns(self, results: Sequence[Any]) -> list[Any]:
@@ -68,6 +70,8 @@ class At:
             if is_real(recorded) and is_real(y):
                 if y.requires_grad and self.differentiates and call.tracked and not call.passes[place]:
                     replay.detached.append(self.name)
+                if self.differentiates and not (y.requires_grad or call.passes[place]) and short_share(recorded) == 1:
+                    replay.constants.add(f"output {self.name}")
                 exact = y.detach().clamp(min=0) if call.rectified else y.detach()
                 exact = exact.to(replay.dtype) if exact.dtype in HALF else exact
                 replay.tell(

@@ -40,6 +40,7 @@ class ForcedNetwork:
         in_fp32: by shift of a norm, or embedding, in fp32 the number of terms of its gradient.
         gains: the gains of norms held in fp32.
         casts: by place the formats of 16 bits that the network itself asks for.
+        constants: the places whose numbers have the digits of 16 bits, and depend on no parameter.
         detached: the layers whose output passes no gradient back, and should.
     """
 
@@ -59,6 +60,7 @@ class ForcedNetwork:
         self.in_fp32: dict[str, float] = {}
         self.gains: set[str] = set()
         self.casts: dict[str, set[torch.dtype]] = {}
+        self.constants: set[str] = set()
         self.detached: list[str] = []
         self.zero = torch.zeros((), dtype=self.dtype, device=self.device)
 

@@ -88,6 +88,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         as_given=replay.as_given,
         factor=replay.factors[-1] / recorded.scale,
         formats=_other_formats(errors, replay, storage),
+        constants=sorted(replay.constants),
         loss_is_replayed=exact_loss is not None,
         choices=made_by(noted, replay.choosing.off, storage),
     )

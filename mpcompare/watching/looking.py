@@ -256,7 +256,7 @@ class Look(TorchFunctionMode):
             return partial(self._passed, root) if root is not None else None
         if func is torch.autograd.grad:
             return self.sums.asks(args, kwargs)
-        if self.sums.places or func in CLIPPING:
+        if self.sums.left.places or func in CLIPPING:
             self.sums.touched(func, args, kwargs)
         if not torch.is_grad_enabled():
             return None

@@ -164,7 +164,7 @@ class Steps:
             return None
         self._found(scaler, self.scaler is not scaler)
         if method == "unscale_":
-            self.sums.keep()
+            self.sums.left.keep()
             self._unscaled.add(name)
             return None
         self._by_scaler = True

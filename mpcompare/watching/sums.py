@@ -6,7 +6,7 @@ and loops clear their gradients before, between and after.
 
 import math
 import sys
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection
 from traceback import walk_stack
 from typing import Any
 
@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mpcompare.instruments import fp32_products
-from mpcompare.verdict.examine.numerics import in_part, numbers, same_bits, total_norm
+from mpcompare.verdict.examine.numerics import numbers, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.calls import Calls
 from mpcompare.watching.events import Root
 from mpcompare.watching.guard import Guard
-from mpcompare.watching.spool import unseen
-from mpcompare.watching.steps import LeftGradient, Sum
+from mpcompare.watching.left import Left, is_there
+from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import given, line_of_user
 
 NORMS = ("_foreach_norm", "linalg_vector_norm", "norm", "vector_norm", "linalg_norm")
@@ -36,10 +36,10 @@ class Sums:
     def __init__(self, attached: Attached, guard: Guard) -> None:
         self.attached, self.calls = attached, Calls(attached.network, guard)
         self.params, self.spool = self.calls.params, self.calls.spool
+        self.left = Left(self.params, self.spool, self.calls.hide)
         self.order: list[tuple[str, str]] = []  # what was done to gradients since the last backward, with lines
         self.asked: tuple[float, float] | None = None  # norm and type to which torch was asked to clip since then
         self.outside: dict[str, float] = {}  # the norms, at the clip, of gradients that no optimizer has
-        self.places: set[int] = set()  # the places of the numbers of gradients in memory
         self.used = 0  # the number of the last backward that a step used
         self.clipped_early = ""  # the line that clips before backward has made any gradient
         self.clipped_late = ""  # the line that clips after the step that used the gradients
@@ -47,9 +47,6 @@ class Sums:
         self._clipped = ""  # the norm and the line that clip between backward passes of this sum
         self._clips = False  # whether the gradients of the last step were clipped by torch's function
         self.backwards = self._dropped = self._given_up = 0
-        self._left: dict[str, Tensor] = {}  # the gradients that backward left
-        self._versions: dict[str, int] = {}  # how often each gradient had been written to
-        self._kept: dict[str, LeftGradient] = {}  # the gradients before anything changed them
         self._closed: dict[frozenset[str], Sum] = {}  # by parameters of an optimizer; by none: of all optimizers
         self._stale: list[str] = []  # the parameters whose gradients hold the gradients of the update before, too
         self._meant: set[str] = set()  # the stale ones that the loop changed since the step, as by a momentum by hand
@@ -58,8 +55,6 @@ class Sums:
         self._stopped = False  # whether the last backward has stopped with an error
         self._again = False  # whether the loop may differentiate the gradients of a backward again
         self._apart = False  # whether the optimizers have sums of their own: the loop clears their gradients in turns
-        self._before: dict[str, tuple[int, int]] = {}  # the gradients before backward: see _written
-        self._changed: set[str] = set()  # the gradients before backward that the loop has changed, as by a clip
 
     def owned(self) -> set[str]:
         """Returns the names of the parameters that optimizers have. Parameters that came after the look began are left
@@ -101,31 +96,22 @@ class Sums:
 
     def passed(self, root: Root) -> None:
         """Is told that ``backward`` has come to its end."""
-        root.gives = {n for n, before in self._before.items() if _written(self.params[n]) != before}
-        if self._changed & root.gives and (self.asked is not None or self._apart):
+        root.gives = self.left.given()
+        if self.left.changed & root.gives and (self.asked is not None or self._apart):
             self.calls.hide("the loop clips the gradients between its backward passes")
             lines = {each.line for each in self.calls.roots()}
             if self.asked is not None and lines == {root.line}:  # one loss; several may be clipped apart on purpose
                 self._clipped = f"to {self.asked[0]:g} ({next(line for part, line in self.order if part == 'norm')})"
         self.calls.passed(root.retains, root)
-        self._note_left(root.gives)
+        self.left.note(self.owned(), root.gives)
         self.order, self._read, self._stopped = [("backward", root.line)], False, False
         self.asked, self.outside = None, {}
 
     def stopped(self) -> None:
         """Is told that a backward has stopped with an error. The graph may be left for another one."""
         self.calls.passed(True)
-        self._note_left(self.params.keys())
+        self.left.note(self.owned(), self.params.keys())
         self._stopped = True
-
-    def _note_left(self, gives: Set[str]) -> None:
-        """Notes the gradients that backward has left. It has written to the gradients of some parameters."""
-        grads = {name: self.params[name].grad for name in self.owned()}
-        self._left = {name: g for name, g in grads.items() if g is not None}
-        self._versions = {name: g._version for name, g in self._left.items()}
-        self.places = {_place(g) for g in self._left.values()} - {0}
-        self._kept = {name: self._kept[name] for name in self._changed - gives}
-        self._changed = set()
 
     def _begin(self, root: Root) -> None:
         """Finds out whether a sum begins."""
@@ -135,7 +121,7 @@ class Sums:
         # A loop may freeze a discriminator, whose gradients no step has used, for the loss of the generator.
         given = {n for each in self.calls.roots() if self.used < self.backwards - 1 for n in each.gives}
         trained = [n for n, p in self.params.items() if n in owned and (p.requires_grad or n in given)]
-        empty = {n for n in trained if not _is_there(self.params[n].grad) and not self._is_left(n)}
+        empty = {n for n in trained if not is_there(self.params[n].grad) and not self._is_left(n)}
         kept = [n for n in trained if n not in empty]
         if not kept:
             self._stale = []
@@ -145,65 +131,57 @@ class Sums:
             meant = any(called.moves < self.calls.moves for called in used) or any(called.foreign for called in made)
             if self.used < self.backwards - 1 and used and not meant:
                 roots = len(self.calls.roots())
-                if all_finite(self._left):
+                if all_finite(self.left.grads):
                     self._dropped += 0 if self._read or self._stopped else roots
                 else:
                     self._given_up += roots
             self._fresh()
         elif self.used == self.backwards - 1 and self.used:
             self._stale = kept
-            self._meant = {n for n in kept if self.params[n].grad is not self._left.get(n)}
+            self._meant = {n for n in kept if self.params[n].grad is not self.left.grads.get(n)}
             self._meant |= {n for n, version in self._versions_now().items() if version != self._stepped.get(n)}
             self._fresh()
         elif self._stopped:
             self.calls.hide("a backward stopped with an error, and the loop goes on without clearing the gradients")
-        elif self.asked is not None and self.asked[0] < math.inf and not all_finite(self._left):
+        elif self.asked is not None and self.asked[0] < math.inf and not all_finite(self.left.grads):
             self.kept_bad = next(line for part, line in self.order if part == "norm")
         else:
-            self._changed = {n for n in kept if self._is_changed(n)}
-            if cleared := empty & self._left.keys():
+            self.left.changed = {n for n in kept if self.left.is_changed(n)}
+            if cleared := empty & self.left.grads.keys():
                 self._apart, self._stale = True, [n for n in self._stale if n not in cleared]
             for each in self.calls.roots():
                 each.cleared |= each.gives & cleared
                 each.gives -= cleared
-        self._before = {name: _written(self.params[name]) for name in owned}
+        self.left.begins(owned)
 
     def _fresh(self) -> None:
         """Drops everything but the calls of the network that another backward may come through."""
-        self._clipped, self._apart, self._kept = "", False, {}
+        self._clipped, self._apart, self.left.kept = "", False, {}
         self.calls.drop_used()
-
-    def _is_changed(self, name: str) -> bool:
-        """Returns whether a gradient has other bits than backward left."""
-        kept = self._kept.get(name)
-        return kept is not None and not same_bits(in_part(numbers(self._left[name])), kept.part)
 
     def _is_left(self, name: str) -> bool:
         """Returns whether a gradient is as the last backward left it. A gradient of 0 may be so, too."""
-        grad = self.params[name].grad
-        if grad is None or grad is not self._left.get(name) or any("zero" in part for part, _ in self.order):
-            return False
-        return grad._version == self._versions[name]
+        return self.left.is_untouched(name) and not any("zero" in part for part, _ in self.order)
 
     def touched(self, func: Any, args: Any, kwargs: Any) -> None:
         """Is told of each function before it is called, and notes what is done with gradients."""
         name = str(getattr(func, "__name__", ""))
         if func in CLIPPING:
-            if self.used == self.backwards and not any(_is_there(p.grad) for p in self.params.values()) and _asked():
+            if self.used == self.backwards and not any(is_there(p.grad) for p in self.params.values()) and _asked():
                 self.clipped_early = line_of_user()
             return
         written, out = args[:1], [kwargs.get("out")]
-        if self._are_gradients(tree_leaves(out)):  # as torch.nan_to_num(p.grad, out=p.grad)
+        if self.left.has_any(tree_leaves(out)):  # as torch.nan_to_num(p.grad, out=p.grad)
             part, written = name, out
         elif name in NORMS:
             part = "norm"
         elif (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__"):
             part = "unscale" if name == UNSCALE else name.strip("_")
         else:
-            self._read |= self._are_gradients(tree_leaves(args))
+            self._read |= self.left.has_any(tree_leaves(args))
             return
         targets = written[0] if written and isinstance(written[0], (list, tuple)) else written
-        if self._are_gradients(targets):
+        if self.left.has_any(targets):
             if part == "norm":
                 asked = _asked()
                 if asked is not None and self._is_late(asked):
@@ -214,14 +192,10 @@ class Sums:
                     others = {n: p.grad for n, p in self.params.items() if n not in owned and p.grad is not None}
                     self.outside = {n: total_norm({n: numbers(g)}, 2.0) for n, g in others.items()}
             else:
-                self.keep()
+                self.left.keep()
             entry = (part, line_of_user())
             if self.order[-1:] != [entry]:
                 self.order.append(entry)
-
-    def _are_gradients(self, values: Sequence[Any]) -> bool:
-        """Returns whether some of these values are gradients that backward has left."""
-        return any(isinstance(t, Tensor) and _place(t) in self.places for t in values)
 
     def _versions_now(self) -> dict[str, int]:
         """Returns, by parameter, how often its gradient has been written to."""
@@ -232,19 +206,7 @@ class Sums:
         and their norm is larger. Where there are several optimizers, one may have used its own gradients alone."""
         alone = len(self.attached.optimizers) == 1 and not self.attached.others
         used = self.used == self.backwards and not self._clips and alone
-        return used and asked[0] < total_norm({n: numbers(g) for n, g in self._left.items()}, asked[1]) < math.inf
-
-    def keep(self) -> None:
-        """Keeps the gradients as backward left them; called before anything changes them."""
-        left = {name: g for name, g in self._left.items() if name not in self._kept}
-        if any(g._version != self._versions[name] for name, g in left.items()):
-            self.calls.hide("something changes the gradients that nobody sees, such as a compiled function")
-        with unseen():
-            self._kept |= {name: self._copy(name, g) for name, g in left.items()}
-
-    def _copy(self, name: str, grad: Tensor) -> LeftGradient:
-        dense = numbers(grad)
-        return LeftGradient(self.spool.copy(in_part(dense)), self.spool.some(dense), total_norm({name: dense}, 2.0))
+        return used and asked[0] < self.left.norm(asked[1]) < math.inf
 
     def close(self, names: Collection[str]) -> Sum | None:
         """Returns the sum that is there; None where no backward came since the last step that closed one.
@@ -254,9 +216,9 @@ class Sums:
                 a discriminator has if the loss of a generator goes through it.
         """
         key = frozenset(names if self._apart else ())
-        if key in self._closed or not self._left or (self.used == self.backwards and not self._closed):
+        if key in self._closed or not self.left.grads or (self.used == self.backwards and not self._closed):
             return self._closed.get(key)
-        self.keep()
+        self.left.keep()
         self.kept_bad = ""  # a step uses them
         record, tape, used = self.calls.of_sum(key if self._apart else None)
         ours = {handle.id for handle in self.calls.recorder.handles}
@@ -269,7 +231,7 @@ class Sums:
         self._closed[key] = Sum(
             record=record,
             tape=tape,
-            grads={n: g for n, g in self._kept.items() if n not in others},
+            grads={n: g for n, g in self.left.kept.items() if n not in others},
             weights=used[0].weights if used else {},
             first=used[0] if used else None,
             buffers_after=used[-1].after if used and used[-1].number < self.calls.count else self.calls.buffers(),
@@ -297,7 +259,8 @@ class Sums:
 
     def forget(self) -> None:
         """Frees everything that only the next step would need."""
-        self._left, self.places, self._kept, self._closed = {}, set(), {}, {}
+        self.left.forget()
+        self._closed = {}
         self.calls.moved_on()
 
 
@@ -312,21 +275,6 @@ def begins_at(args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor | None]
 def hooks_after(p: Tensor) -> bool:
     """Returns whether hooks are called when the gradient of a parameter is there, such as hooks that update it."""
     return bool(getattr(p, "_post_accumulate_grad_hooks", None))
-
-
-def _is_there(grad: Tensor | None) -> bool:
-    """Returns whether a gradient has any number but 0."""
-    return grad is not None and bool(numbers(grad).any())
-
-
-def _written(p: Tensor) -> tuple[int, int]:
-    """Returns the ``id`` of a parameter's gradient, and how often it was written to."""
-    return id(p.grad), -1 if p.grad is None else p.grad._version
-
-
-def _place(tensor: Tensor) -> int:
-    """Returns where the numbers of a tensor are in memory; 0 where there are none."""
-    return (tensor if tensor.layout is torch.strided else tensor._values()).data_ptr()
 
 
 def _asked() -> tuple[float, float] | None:

@@ -20,7 +20,7 @@ from mpcompare.verdict.examine.forced.own_products import PRODUCTS, is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
-from mpcompare.verdict.examine.numerics import short_share, spread
+from mpcompare.verdict.examine.numerics import numbers, short_share, spread
 from mpcompare.verdict.examine.rounded_operands import MULTIPLY
 
 FEW = 4096  # elements of a parameter that tell whether a layer writes it
@@ -59,9 +59,13 @@ class At:
                     raise NotReplayedError(f"{self.name} passes a gradient to a sparse tensor")
                 if x.shape != recorded.shape:
                     raise OtherPathError(f"other rows come to {self.name} when the network is called again")
-                if self.differentiates and not x.requires_grad and short_share(recorded) == 1:
-                    self.replay.constants.add(f"input {self.name}")
+                self._note_constant("input", recorded, x.requires_grad)
                 self.replay.tell(Point("input", self.name, self.number, place), recorded, x, recorded.dtype)
+
+    def _note_constant(self, kind: str, recorded: Tensor, depends: bool) -> None:
+        """Notes numbers that have no more digits than 16 bits, unless they depend on parameters."""
+        if self.arithmetic.is_exact and self.differentiates and not depends and short_share(numbers(recorded)) == 1:
+            self.replay.constants.add(f"{kind} {self.name}")
 
     def returns(self, results: Sequence[Any]) -> list[Any]:
         """Compares the results of a call, and returns those with which the network goes on."""
@@ -70,8 +74,7 @@ class At:
             if is_real(recorded) and is_real(y):
                 if y.requires_grad and self.differentiates and call.tracked and not call.passes[place]:
                     replay.detached.append(self.name)
-                if self.differentiates and not (y.requires_grad or call.passes[place]) and short_share(recorded) == 1:
-                    replay.constants.add(f"output {self.name}")
+                self._note_constant("output", recorded, y.requires_grad or call.passes[place])
                 exact = y.detach().clamp(min=0) if call.rectified else y.detach()
                 exact = exact.to(replay.dtype) if exact.dtype in HALF else exact
                 replay.tell(
@@ -98,14 +101,14 @@ class At:
         """
         replay, arithmetic, is_layer = self.replay, self.arithmetic, isinstance(self, ForcedLayer)
         with _disable_current_modes():  # an operand is what it is: nothing rounds it
-            numbers = (
+            values = (
                 torch.zeros_like(right) if seen is None else numbers_in(seen, replay.dtype).div_(replay.factors[-1])
             )
-            taken = arithmetic.operand(numbers)
+            taken = arithmetic.operand(values)
             taken = taken if arithmetic.kept == 1 else taken * arithmetic.kept
             taken = taken.to(self.dtype) if isinstance(self, ForcedLayer) else taken
         stored = self.call.outputs[place].dtype
-        replay.tell(Point("gradient", self.name, self.number, place, not is_layer, turn), numbers, right, stored)
+        replay.tell(Point("gradient", self.name, self.number, place, not is_layer, turn), values, right, stored)
         return taken
 
 

@@ -1,9 +1,9 @@
 """The constants of a network that a step has in 16 bits, such as the degrees of a graph, or the sines of positions.
 
 A network may make such constants in the dtype of its input, and then autocast and a module in 16 bits have them in
-different formats. Their last value is rounded where it meets a number that depends on parameters. What they are
-computed from is not rounded: with rounded positions a network would compute another function. But a product of rounded
-numbers has the relative errors of all of them, so its own rounding is as large as theirs together.
+different formats. Their last value is rounded where it meets a number that depends on parameters. The numbers that it
+is computed from are not rounded: with rounded positions a network would compute another function. But a product has the
+relative errors of all its factors, so its own rounding is as large as theirs together.
 """
 
 from collections.abc import Callable, Mapping

@@ -3,9 +3,10 @@
 A network may make such constants in the dtype of its input, and then autocast and a module in 16 bits have them in
 different formats. Their last value is rounded where it meets a number that depends on parameters. The numbers that it
 is computed from are not rounded: with rounded positions a network would compute another function. But a product has the
-relative errors of all its factors, so its own rounding is as large as theirs together.
+relative errors of all its factors. So it is rounded as coarsely as the variance of all these roundings says.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,8 +20,8 @@ from mpcompare.verdict.examine.forced.choices import Line, line_of_the_network
 from mpcompare.verdict.examine.forced.roundings import SELECTING
 from mpcompare.verdict.examine.widened import values_of
 
-# By operator the roundings that it adds to those of its factors. Torch's kernels for a power of -1/2 round a root, and
-# then its reciprocal.
+# By operator the roundings that it adds to the roundings of its factors. Torch's kernels for a power of -1/2 round a
+# root, and then its reciprocal.
 MULTIPLYING = {"mul": 1, "div": 1, "sqrt": 1, "reciprocal": 1, "rsqrt": 2, "pow": 2}
 
 
@@ -28,7 +29,7 @@ class Narrow(NamedTuple):
     """The constants of 16 bits that are used at a line of code."""
 
     kind: torch.dtype  # their format
-    roundings: int  # the roundings that are a part of their relative error, at most
+    roundings: int  # as many independent roundings have the variance of their relative error, at most
 
 
 class Constants:
@@ -55,11 +56,13 @@ class Constants:
             self.at[line] = Narrow(narrow[0].dtype, max(*counts, 1, self.at[line].roundings if line in self.at else 1))
 
     def _made_of(self, given: list[Tensor], func: Any) -> int:
-        """Returns the roundings in the result of an operator that is given constants. An operator that neither
-        multiplies nor selects, such as a sine, is rounded once, whatever it is given."""
-        name, counts = func._schema.name.partition("::")[2].rstrip("_"), [self._roundings.get(t, 0) for t in given]
-        if name in MULTIPLYING:
-            return sum(counts) + MULTIPLYING[name]
+        """Returns the roundings in the result of an operator that is given constants. A factor that comes twice has
+        twice the error, and so four times the variance. An operator that neither multiplies nor selects, such as a
+        sine, is rounded once, whatever it is given."""
+        name, counts = func._schema.name.partition("::")[2], [self._roundings.get(t, 0) for t in given]
+        if (added := MULTIPLYING.get(name.rstrip("_"))) is not None:
+            times = Counter(map(id, given))
+            return added + sum(times[id(t)] * count for t, count in zip(given, counts, strict=True))
         return max(counts) if (func.is_view or name in SELECTING) and given[0].dtype in HALF else 1
 
 

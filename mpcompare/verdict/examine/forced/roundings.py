@@ -185,12 +185,12 @@ class Roundings(TorchDispatchMode):
 
     def cast(self, value: Tensor, kind: torch.dtype, roundings: int = 1) -> Tensor:
         """Returns constants that a network has in a format of 16 bits, such as keys that go into a queue. Numbers that
-        the format holds are not rounded, and quantities are rounded as they are computed. The relative errors of
-        several roundings add up."""
+        the format holds are not rounded, and quantities are rounded as they are computed. The error of several
+        roundings grows with the root of their number."""
         with _disable_current_modes():
             if value in self.quantities or torch.equal(value.to(kind).to(value.dtype), value):
                 return value
-            return self.round_(value.clone(), roundings * torch.finfo(kind).eps / 2)
+            return self.round_(value.clone(), math.sqrt(roundings) * torch.finfo(kind).eps / 2)
 
     def round_(self, value: Tensor, u: float | None = None) -> Tensor:
         """Rounds ``value`` in place to 1 / factor times the numbers of the precision, with a factor for each tensor:

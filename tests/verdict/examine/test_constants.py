@@ -8,6 +8,7 @@ from support.mutations import layers_of, subject_of
 from torch import nn
 
 from mpcompare.backends.amp import Amp
+from mpcompare.backends.fp32 import Fp32
 from mpcompare.verdict.examine.forced.random_numbers import Noted
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.layers import checks as layer_checks
@@ -104,3 +105,9 @@ def test_far_positions_in_16_bits_are_told_from_other_errors():
     (check,) = (check for check in layer_checks(Case(run, amp)) if not check.passed)
     assert check.because.startswith("what arrives at last in the first step is ")
     assert check.because.endswith("make: it depends on no parameter, as positions do, and is computed in fp16")
+
+
+def test_looking_for_positions_in_16_bits_asks_for_no_16_bits():
+    network = Network("placed", "torch", Placed, lambda samples: images(28, 1, samples))
+    replay = layers_of(subject_of(network, "fp32", Fp32), "fp32").findings.replays["first"]
+    assert (replay.formats, replay.constants) == ({}, [])

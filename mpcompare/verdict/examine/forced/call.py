@@ -64,7 +64,11 @@ class At:
 
     def _note_constant(self, kind: str, recorded: Tensor, depends: bool) -> None:
         """Notes numbers that have no more digits than 16 bits, unless they depend on parameters."""
-        if self.arithmetic.is_exact and self.differentiates and not depends and short_share(numbers(recorded)) == 1:
+        if depends or not self.differentiates or not self.arithmetic.is_exact:
+            return
+        with torch._C.DisableTorchFunction(), _disable_current_modes():  # it is not the network that asks for 16 bits
+            share = short_share(numbers(recorded))
+        if share == 1:
             self.replay.constants.add(f"{kind} {self.name}")
 
     def returns(self, results: Sequence[Any]) -> list[Any]:

@@ -27,6 +27,11 @@ class Attached:
     eager: bool  # whether the loop runs without the compiler while it is looked at
     strangers: list[str] = field(default_factory=list)  # optimizers with steps that no watch was given, in words
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one optimizer takes all steps, with parameters of the network alone."""
+        return len(self.optimizers) == 1 and not self.others and not self.strangers
+
     def owned(self) -> set[str]:
         """Returns the names of the parameters that the optimizers have."""
         groups = [group for each in self.optimizers.values() for group in each.param_groups]

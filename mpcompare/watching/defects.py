@@ -31,7 +31,7 @@ def _all(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Updates
     if look.sums.clipped_early:
         because = f"gradients are clipped ({look.sums.clipped_early}) before backward has made any, and not after"
         yield Defect("clip", "", because)
-    if look.sums.clipped_late and not look.attached.strangers:  # the clip may be for another optimizer
+    if look.sums.clipped_late and look.attached.is_alone:  # else the clip may be for another optimizer
         because = f"gradients are clipped ({look.sums.clipped_late}) after the step that used them, and not before"
         yield Defect("clip", "", because)
     if look.sums.kept_bad and look.steps.scaler is None:

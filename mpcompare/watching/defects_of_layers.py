@@ -37,8 +37,7 @@ def of_gradients(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
             because = f"in update {number} the gradients of {names} still hold the gradients of the update before: "
             because += "nobody cleared them"
             yield Defect("accumulation", taken.sum.stale[0], because)
-        alone = len(look.attached.optimizers) == 1 and not look.attached.others and not look.attached.strangers
-        if taken.sum.dropped and alone:
+        if taken.sum.dropped and look.attached.is_alone:
             because = f"the gradients of {taken.sum.dropped} backward passes were cleared before update {number} used "
             yield Defect("accumulation", "", because + "them")
         if taken.sum.clipped:

@@ -119,8 +119,8 @@ class Sums:
         self._closed = {}
         owned = self.owned()  # an optimizer clears its own gradients
         # A loop may freeze a discriminator, whose gradients no step has used, for the loss of the generator.
-        given = {n for each in self.calls.roots() if self.used < self.backwards - 1 for n in each.gives}
-        trained = [n for n, p in self.params.items() if n in owned and (p.requires_grad or n in given)]
+        waiting = {n for each in self.calls.roots() if self.used < self.backwards - 1 for n in each.gives}
+        trained = [n for n, p in self.params.items() if n in owned and (p.requires_grad or n in waiting)]
         empty = {n for n in trained if not is_there(self.params[n].grad) and not self._is_left(n)}
         kept = [n for n in trained if n not in empty]
         if not kept:
@@ -203,9 +203,8 @@ class Sums:
 
     def _is_late(self, asked: tuple[float, float]) -> bool:
         """Returns whether torch's function clips gradients after the step that used them. They were not clipped before,
-        and their norm is larger. Where there are several optimizers, one may have used its own gradients alone."""
-        alone = len(self.attached.optimizers) == 1 and not self.attached.others
-        used = self.used == self.backwards and not self._clips and alone
+        and their norm is larger."""
+        used = self.used == self.backwards and not self._clips
         return used and asked[0] < self.left.norm(asked[1]) < math.inf
 
     def close(self, names: Collection[str]) -> Sum | None:

@@ -46,11 +46,13 @@ class Layers(Gradients):
 
 
 def as_place(e: GradientError, layers: Layers, tensor: str) -> PlaceError:
+    """Returns the error of a parameter's gradient in the form of an error at a place of the network."""
     rounding = layers.rounding[tensor]
     return PlaceError.of(e.error, e.norm, rounding)
 
 
 def said_of(at: str, where: str) -> str:
+    """Returns a place in words, such as "the output of layer1 in the first step" for ``output layer1``."""
     kind, _, layer = at.partition(" ")
     if layer == OUTPUT:
         layer = "the network" if kind == "output" else "the output"
@@ -58,4 +60,5 @@ def said_of(at: str, where: str) -> str:
 
 
 def percent_off(place: PlaceError) -> str:
+    """Returns the relative error at a place as a percentage."""
     return digits.percent(place.error / place.norm) if place.norm else "wholly"

@@ -13,8 +13,8 @@ from mpcompare.verdict.examine.forced.random_numbers import Noted
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.layers import checks as layer_checks
 
-# Whose norm is off by more than a unit roundoff of the precision. In bf16 torch's kernels for a power round 29 once or
-# twice: that depends on the CPU, and on the number of elements.
+# Numbers of neighbours: the norm of each is off by more than a unit roundoff of the precision. In bf16 torch's kernels
+# for a power round 29 once or twice: that depends on the CPU, and on the number of elements.
 BY_ROOTS = [("bf16", 29), ("fp16", 3)]
 BY_PARTS = [("bf16", 51), ("fp16", 55)]
 

@@ -53,7 +53,8 @@ class Constants:
                 self._roundings[result] = self._made_of(given, func)
         elif len(given) > 1 and (narrow := [t for t in given if t.dtype in HALF and not t.requires_grad]):
             line, counts = line_of_the_network(), [self._roundings.get(t, 1) for t in narrow]
-            self.at[line] = Narrow(narrow[0].dtype, max(*counts, 1, self.at[line].roundings if line in self.at else 1))
+            before = self.at.get(line, Narrow(narrow[0].dtype, 1)).roundings
+            self.at[line] = Narrow(narrow[0].dtype, max(before, *counts))
 
     def _made_of(self, given: list[Tensor], func: Any) -> int:
         """Returns the roundings in the result of an operator that is given constants. A factor that comes twice has

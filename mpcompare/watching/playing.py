@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from mpcompare.dtypes import HALF
 from mpcompare.tasks.functions import PRODUCTS
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic
+from mpcompare.verdict.examine.forced.instead import Instead
 from mpcompare.verdict.examine.forced.kernels import functions_of
 from mpcompare.verdict.examine.forced.own_products import as_operands
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.forced.replay import Replay
-from mpcompare.verdict.examine.forced.weights import Instead
 from mpcompare.verdict.examine.widened import CASTS
 from mpcompare.watching.events import Op, Own, Slot
 

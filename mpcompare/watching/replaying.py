@@ -17,11 +17,12 @@ from mpcompare.dtypes import HALF
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
+from mpcompare.verdict.examine.forced.instead import Instead
 from mpcompare.verdict.examine.forced.kernels import Kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Call
 from mpcompare.verdict.examine.forced.replay import Recorded
-from mpcompare.verdict.examine.forced.weights import Instead, backward
+from mpcompare.verdict.examine.forced.weights import backward
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.derivatives import Derivatives

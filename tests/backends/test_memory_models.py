@@ -1,8 +1,9 @@
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support.backends import BACKENDS, CPU_BACKENDS, make_backend
 from support.tasks import make_batch, make_task, mlp_of
@@ -41,6 +42,14 @@ def test_kinds_tell_autocast_from_a_backend_that_keeps_its_own_copies():
             assert sizes[copies] == 2 * kept
 
 
+@cache
+def products_take_a_buffer():
+    """Returns whether torch's bf16 products take memory beyond their results. On CPUs without instructions for bf16
+    they sum in a buffer of fp32, which is no tensor of the model. A report names the difference, and the product."""
+    a = torch.ones(512, 512, dtype=torch.bfloat16)
+    return meter.peak_memory(CPU, lambda: a @ a).bytes > 1.5 * a.nbytes
+
+
 def measured_and_modelled(name, task, initial, precision, x, y):
     """Returns the peak of the first steps, in bytes, and the memory model."""
     made = []
@@ -57,6 +66,8 @@ def measured_and_modelled(name, task, initial, precision, x, y):
 @pytest.mark.parametrize(("name", "precision"), [("amp", "bf16"), ("fp32", "fp32")])
 def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
     """The default sweep has this shape and this tolerance. A run takes up to 1 GB."""
+    if name == "amp" and products_take_a_buffer():
+        pytest.skip("torch's bf16 products take a buffer on this CPU")
     task = make_task(in_features=784, hidden=[8192], out_features=10, batch_size=8192)
     x, y = make_batch(task, CPU)
     peak, model = measured_and_modelled(name, task, task.new_model(0, CPU), precision, x, y)
@@ -78,6 +89,7 @@ def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
 def test_memory_model_is_what_is_measured(name_precision, sizes, batch_size, loss, optimizer, accumulate, clip_norm):
     """The model has every large tensor, so it differs from the allocator's own count by small temporaries only."""
     name, precision = name_precision
+    assume(name != "amp" or not products_take_a_buffer())
     task = make_task(
         in_features=sizes[0], hidden=sizes[1:-1], out_features=sizes[-1], batch_size=batch_size * accumulate, loss=loss,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from torch import Tensor
 from mpcompare.dtypes import HALF, dtype_name
 from mpcompare.precision import FP16
 from mpcompare.verdict.examine.forced.attention_masks import bound
+from mpcompare.verdict.examine.forced.kinks import nearest, operands, operator_of
 from mpcompare.verdict.examine.numerics import spread
 
 FEW = 256  # numbers of a choice that tell how many digits the numbers have
@@ -28,8 +29,7 @@ COMPARISONS = {f"aten::{name}" for name in ("gt", "ge", "lt", "le", "eq", "ne")}
 ALONG = {f"aten::{name}" for name in ("topk", "sort", "max", "min", "argmax", "argmin")}
 NMS = "torchvision::nms"  # returns the boxes that overlap little with better boxes: any number of boxes
 OTHERS = {"aten::_to_copy", "aten::bucketize", "aten::searchsorted", NMS}  # casts to whole numbers, and intervals
-RECTIFYING = {"aten::relu", "aten::relu_"}  # choose which numbers pass a gradient
-CHOICES = COMPARISONS | ALONG | OTHERS | RECTIFYING
+CHOICES = COMPARISONS | ALONG | OTHERS
 
 NOT_THE_NETWORK = ("torch.", "mpcompare.verdict.", "mpcompare.watching.")  # packages of its callers and of modes
 OF_MODES = {"__torch_function__", "__torch_dispatch__"}  # methods of modes of anybody's, such as a backend's
@@ -63,7 +63,7 @@ class Choice:
     """One choice of a step."""
 
     place: Place
-    chosen: Tensor
+    chosen: Tensor  # the places or truth values; of a function with kinks an operand
     by: torch.dtype  # the dtype of the numbers that it was made by
     numbers: Tensor  # some of these numbers; none where their digits do not matter
 
@@ -72,17 +72,15 @@ def chosen(func: Any, args: Any, result: Any) -> Tensor | None:
     """Returns the places or truth values that an operator of CHOICES chooses by real numbers; None where it chooses
     nothing."""
     made = result[-1] if isinstance(result, (tuple, list)) else result
-    made = made > 0 if func._schema.name in RECTIFYING else made
     is_real = isinstance(args[0], Tensor) and args[0].is_floating_point()
     return made if is_real and not made.is_floating_point() and not made.is_complex() else None
 
 
 def numbers_of(func: Any, args: Any) -> Tensor:
     """Returns some of the numbers that an operator chooses by. It returns none where the digits of a number do not
-    matter: in a comparison with infinity, or of numbers with themselves as for NaN, and where numbers are rectified."""
+    matter: in a comparison with infinity, or of numbers with themselves as for NaN."""
     numbers, other = (*args, None)[:2]
     in_digits = other is not numbers and not (isinstance(other, float) and math.isinf(other))
-    in_digits &= func._schema.name not in RECTIFYING
     return spread(numbers, FEW) if in_digits else torch.empty(0)
 
 
@@ -163,13 +161,6 @@ def _compared(args: Any, own: Tensor, theirs: Tensor, near: float) -> Tensor:
     return theirs if bool(((own == theirs) | ((first - second).abs() <= near * largest)).all()) else own
 
 
-def _rectified(result: Tensor, theirs: Tensor, near: float) -> Tensor:
-    """Writes into a rectified tensor which numbers are above 0 in the step, where roundings may have decided it: up to
-    a unit in the last place of the largest number. Else a sum of three layers would turn some units at its kink."""
-    above = theirs | (result > near**2 * result.max())
-    return result.copy_(torch.where(above, result.clamp(min=torch.finfo(result.dtype).tiny), 0.0))
-
-
 class Choosing:
     """Makes the choices of a recorded call of a network once more.
 
@@ -182,6 +173,7 @@ class Choosing:
         self._left: dict[Place, deque[Choice]] = {}  # by place the choices that come next
         # by place the choices that differed from the replay's own, with the own ones: a checkpoint makes them again
         self._made: dict[Place, list[tuple[Tensor, Tensor]]] = {}
+        self._operands: dict[Place, list[Tensor]] = defaultdict(list)  # the operands of functions with kinks so far
         self._near = 0.0
         self._returned: Sequence[Tensor] | None = None  # the places that the layer returned; None between layers
 
@@ -233,12 +225,35 @@ class Choosing:
             return result
         if not in_backward():
             self._made.setdefault(place, []).append((own.clone(), theirs))
-        if name in RECTIFYING:
-            return _rectified(result, theirs, self._near)
         theirs = theirs.clone()  # the network may write into it
         if name in ALONG:
             return along(func, args, kwargs, result, theirs, self._near)
         return _compared(args, own, theirs, self._near) if name in COMPARISONS else theirs
+
+    @property
+    def rounded(self) -> float:
+        """The part of the largest number by which roundings move a number of the step at most: a unit in the last
+        place of the step's format."""
+        return self._near**2
+
+    def operands(self, func: Any, given: Any) -> list[Tensor]:
+        """Returns the operands that a function with kinks between layers had in the step; none for other functions.
+
+        Args:
+            given: the arguments that the replay gives the function, without names and with them.
+        """
+        if self._returned is not None or not (name := operator_of(func)):
+            return []
+        own, place = operands(given), (*line_of_the_network(), name)
+        if in_backward():  # a checkpoint calls it once more
+            theirs = [nearest(y, self._operands[place]) for y in own]
+        else:
+            left = self._left.get(place, deque())
+            theirs = [left.popleft().chosen for _ in own[: len(left)]]
+            self._operands[place] += theirs
+        # An operand that was not noted is the output of a layer, which the replay has as it was.
+        found = [x if x.numel() == y.numel() else y for x, y in zip(theirs, own, strict=False)]
+        return found if len(found) == len(own) and any(x is not y for x, y in zip(found, own, strict=True)) else []
 
     def _next(self, place: Place, own: Tensor, exact: Tensor) -> Tensor | None:
         """Returns the choice of the step that comes next at a place; None where there is none.

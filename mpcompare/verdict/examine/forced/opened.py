@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.verdict.examine.forced.call import At, ForcedLayer
+from mpcompare.verdict.examine.forced.instead import Instead
 from mpcompare.verdict.examine.forced.record import is_real
-from mpcompare.verdict.examine.forced.weights import Instead
 
 
 def passed_openly(at: At, xs: Sequence[Any]) -> list[Any]:

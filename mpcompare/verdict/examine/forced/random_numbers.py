@@ -18,6 +18,7 @@ from mpcompare.generators import CPU, DeviceGenerator, fingerprint
 from mpcompare.verdict.examine.forced.attention_masks import FusedAttention, bound, fused_attention
 from mpcompare.verdict.examine.forced.choices import CHOICES, Choosing, Line
 from mpcompare.verdict.examine.forced.constants import Constants, Narrow
+from mpcompare.verdict.examine.forced.kinks import KINKED
 from mpcompare.verdict.examine.forced.own_products import OPERATORS
 
 Key = tuple[int, str, torch.Size]  # the generator's state, the operator, and the shape of its result
@@ -105,7 +106,8 @@ class Noted(_AtRandom):
 
     Attributes:
         copy: makes the copies that are kept.
-        note: is told of each operation that may choose, or multiplies, and of its result.
+        note: is told of each operation that may choose, or multiplies, and of its result; of each operation with kinks
+            before it has one, since it may write into its operand.
         constants: notes the constants of 16 bits.
     """
 
@@ -120,6 +122,8 @@ class Noted(_AtRandom):
         self.copy, self.note, self.constants = copy, note, Constants({} if narrow is None else narrow)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in KINKED:
+            self.note(func, args, None)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         self.constants.note(func, args, kwargs or {}, result)
         return result

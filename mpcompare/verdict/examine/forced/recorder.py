@@ -26,6 +26,7 @@ from mpcompare.verdict.examine.forced.choices import (
     numbers_of,
     place_of,
 )
+from mpcompare.verdict.examine.forced.kinks import operands
 from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on
 from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of
 from mpcompare.verdict.examine.forced.random_numbers import Noted, copied
@@ -141,18 +142,25 @@ class Recorder(Arrivals):
         return result
 
     def chose(self, func: Any, args: Any, result: Any) -> None:
-        """Is told of an operation that chooses, or multiplies. A checkpoint makes the choices of a layer once more."""
+        """Is told of an operation that chooses, or multiplies, and of one with kinks before it has a result, which is
+        None then. A checkpoint makes the choices of a layer once more."""
         if func._schema.name in OPERATORS:
             kind, calls = format_of(args), [*self.open[-1:], *self.whole[-1:]]
             if kind is not None and (call := next(filter(None, calls), None)) is not None:
                 call.products[line_of_the_network()].add(kind)
             return
-        if not self.whole or not self.open or in_backward() or (made := chosen(func, args, result)) is None:
+        if not self.whole or not self.open or in_backward():
             return
         choices = self.whole[-1].choices if self.open[-1] is None else self._choices
-        numbers = numbers_of(func, args)
-        numbers = self.copy(numbers) if len(numbers) else numbers
-        choices.append(Choice(place_of(func), self.copy(made), args[0].dtype, numbers))
+        if result is None:
+            place, nothing = (*line_of_the_network(), func._schema.name.removesuffix("_")), torch.empty(0)
+            # A replay has the output of a layer as it was, if nobody has written into it since.
+            given = [nothing if x in self.makers and x._version == 0 else self.copy(x) for x in operands(args)]
+            choices.extend(Choice(place, x, x.dtype, nothing) for x in given)
+        elif (made := chosen(func, args, result)) is not None:
+            numbers = numbers_of(func, args)
+            numbers = self.copy(numbers) if len(numbers) else numbers
+            choices.append(Choice(place_of(func), self.copy(made), args[0].dtype, numbers))
 
     def _is_whole(self, name: str) -> bool:
         """Returns whether a call is a call of the network, and not a call within it."""

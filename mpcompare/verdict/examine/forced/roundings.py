@@ -51,7 +51,7 @@ SELECTING = {
     "select_backward", "slice_scatter", "select_scatter", "lift_fresh", "bernoulli_", "bernoulli", "rand", "randn",
     "rand_like", "randn_like", "normal_", "uniform_", "index_put_", "_index_put_impl_", "detach", "detach_",
     "_unsafe_view", "scalar_tensor", "eye", "linspace", "tril", "triu", "maximum", "minimum", "max", "min", "amax",
-    "amin", "aminmax", "clamp", "clamp_", "hardtanh", "hardtanh_", "sort", "topk", "repeat",
+    "amin", "aminmax", "sort", "topk", "repeat",
 }  # fmt: skip
 # Arguments by which an operator selects the largest or smallest numbers, as a maximum over neighbours or a norm of inf.
 # Backward looks for what was selected among what was given.

@@ -18,8 +18,10 @@ from torch.utils._pytree import tree_map_only
 from mpcompare.dtypes import HALF
 from mpcompare.tasks.functions import PRODUCTS
 from mpcompare.tasks.task import Params, sharing_parameters
-from mpcompare.verdict.examine.forced.choices import Line, in_backward, line_of_the_network
+from mpcompare.verdict.examine.forced.choices import Choosing, Line, in_backward, line_of_the_network
 from mpcompare.verdict.examine.forced.constants import Narrow, are_met, with_constants
+from mpcompare.verdict.examine.forced.instead import Instead
+from mpcompare.verdict.examine.forced.kinks import on_their_side
 from mpcompare.verdict.examine.forced.own_products import as_operands
 from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
@@ -44,6 +46,7 @@ class Weights(TorchFunctionMode):
         constant: is given constants that the network has in a format of 16 bits, the format, and the number of their
             roundings, and returns the constants to take.
         narrow: by line of code the constants that the step had in 16 bits.
+        choosing: knows the operands that functions with kinks had in the step.
         asked: the formats of 16 bits that the network itself has asked for since somebody emptied it.
         moved: by name the numbers of parameters that the call of the network under way has in place of its own.
     """
@@ -55,8 +58,10 @@ class Weights(TorchFunctionMode):
         stored: torch.dtype | None = None,
         constant: Callable[..., Tensor] = lambda value, kind, roundings=1: value,
         narrow: Mapping[Line, Narrow] | None = None,
+        choosing: Choosing | None = None,
     ) -> None:
         super().__init__()
+        self.choosing = choosing or Choosing()
         self.stored, self.constant, self.narrow = stored, constant, narrow or {}
         self.dtype, self.names = dtype, {id(p): name for name, p in network.named_parameters()}
         self.held: Mapping[str, torch.dtype] = {}  # by name the dtypes in which the step held them
@@ -129,22 +134,12 @@ class Weights(TorchFunctionMode):
             args, kwargs = with_constants((args, kwargs), narrow, self.constant)
         if self._halves and func in PRODUCTS and (half := self._halves.get(line_of_the_network())) is not None:
             args, kwargs = as_operands((args, kwargs), half)
+        if theirs := self.choosing.operands(func, (args, kwargs)):
+            return on_their_side(func, (args, kwargs), theirs, self.choosing.rounded)
         self.asked |= (asked := asked_of(func, args, kwargs))
         result = call_widened(func, args, kwargs, self.dtype, self.stored)
         is_constant = is_real(result) and not result.requires_grad
         return self.constant(result, asked.pop()) if asked and is_constant else result
-
-
-class Instead(torch.autograd.Function):
-    """Other numbers in the place of a tensor's, to which their gradient goes."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, numbers: Tensor) -> Tensor:
-        return numbers.clone()  # somebody may write into it
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad, None
 
 
 def backward(ends: Sequence[Tensor], gradients: Sequence[Tensor | None], retains: bool = False) -> None:

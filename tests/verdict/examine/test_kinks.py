@@ -1,5 +1,6 @@
 """Functions with kinks between layers: a replay stays on the step's side of each kink."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -144,3 +145,10 @@ def test_a_number_that_is_further_off_than_roundings_stays_on_its_side():
     result, gradient = of_numbers(torch.relu, own, theirs, near=0.2)
     assert result.tolist() == pytest.approx([0.0, -0.1, 2.0])
     assert gradient.tolist() == [0, 1, 1]
+
+
+def test_infinity_in_a_mask_is_no_number_that_roundings_move():
+    own, theirs = torch.tensor([-1.0, -0.1, 2.0, -math.inf]), torch.tensor([1.0, 0.1, 2.0, -math.inf])
+    result, gradient = of_numbers(torch.relu, own, theirs, near=0.2)
+    assert result.tolist() == pytest.approx([0.0, -0.1, 2.0, 0.0])
+    assert gradient.tolist() == [0, 1, 1, 0]

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from mpcompare.precision import FP16
 from mpcompare.verdict.examine.forced.instead import Instead
 
 # the operators, by their names in torch's schemas
@@ -46,7 +47,7 @@ def operator_of(func: Any) -> str:
 
 
 def operands(given: Any) -> list[Tensor]:
-    """Returns the tensors of real numbers among the arguments of a function, in their order."""
+    """Returns the dense tensors of real numbers among the arguments of a function, in their order."""
     return [v for v in tree_leaves(given) if _is_operand(v)]
 
 
@@ -65,7 +66,9 @@ def on_their_side(func: Any, given: Any, theirs: Sequence[Tensor], near: float) 
     with torch._C.DisableTorchFunction():
         with _disable_current_modes(), torch.no_grad():
             at = [_near(y, x.reshape(y.shape).to(y.dtype), near) for y, x in zip(own, theirs, strict=True)]
-            further = _along(func, given, at, [y - x for y, x in zip(own, at, strict=True)])
+            # The difference of infinity and infinity is NaN.
+            differences = [torch.where(y == x, 0.0, y - x) for y, x in zip(own, at, strict=True)]
+            further = _along(func, given, at, differences)
         moved = [Instead.apply(y, x) for y, x in zip(own, at, strict=True)]
         result = _called(func, given, moved)
         is_in_place = any(result is x for x in moved)
@@ -83,8 +86,11 @@ def nearest(own: Tensor, theirs: Iterable[Tensor]) -> Tensor:
 
 
 def _near(own: Tensor, theirs: Tensor, near: float) -> Tensor:
-    """Returns the operand of the step, but for elements that are further off than roundings."""
-    return torch.where((own - theirs).abs() <= near * theirs.abs().max(), theirs, own) if own.numel() else own
+    """Returns the operand of the step, but for elements that are further off than roundings. Numbers beyond fp16 stand
+    for infinity in a mask, and do not count as the largest number."""
+    sizes = theirs.abs()
+    largest = torch.where(sizes < FP16.maximum, sizes, 0.0).max() if sizes.numel() else 0.0
+    return torch.where((own - theirs).abs() <= near * largest, theirs, own)
 
 
 def _along(func: Any, given: Any, at: Sequence[Tensor], further: Sequence[Tensor]) -> list[Tensor | None]:
@@ -104,4 +110,4 @@ def _called(func: Any, given: Any, taken: Sequence[Tensor]) -> Any:
 
 
 def _is_operand(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+    return isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided

@@ -71,7 +71,10 @@ def test_samples_of_known_products_are_as_those_that_are_computed(precision, kno
     assert found.places.keys() == computed.places.keys()
     for at, place in found.places.items():
         other = computed.places[at]
-        assert (place.error, place.norm, place.terms) == (other.error, other.norm, other.terms)
+        assert (place.error, place.norm) == (other.error, other.norm)
+        assert place.terms == pytest.approx(
+            other.terms, rel=0.5
+        )  # computed from one draw of roundings, and from squares
         assert place.rounding == pytest.approx(other.rounding, rel=0.2)
         assert 0.5 < place.dimensions / other.dimensions < 2
     for name, rounding in found.rounding.items():
@@ -79,6 +82,8 @@ def test_samples_of_known_products_are_as_those_that_are_computed(precision, kno
         assert rounding.error == pytest.approx(other.error, rel=0.3)
         assert 0.5 < rounding.dimensions / other.dimensions < 2
         assert 0.5 < rounding.along / other.along < 2
+        # A computed bias rounds the terms, whose relative errors are below u where the digits are large.
+        assert 0.5 < rounding.terms / other.terms < (2 if name.endswith("weight") else 2.5)
 
 
 def test_gradients_that_are_sums_and_outputs_that_are_rounded_twice_are_computed(known):

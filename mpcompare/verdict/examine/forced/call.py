@@ -148,7 +148,7 @@ class ForcedLayer(At):
 
         def taken(t: Tensor) -> Tensor:
             with torch._C.DisableTorchFunction():  # this is no cast of the network
-                return self.arithmetic.operand(self._recorded(t).to(dtype))
+                return self.arithmetic.operand(self.recorded(t).to(dtype))
 
         values = [taken(v) if is_real(v) else v for v in self.call.inputs]
         for value in values:
@@ -168,9 +168,14 @@ class ForcedLayer(At):
     def fill(self, values: Sequence[Any], params: Params) -> None:
         """Puts their numbers back."""
         for value, recorded in self._copies(values):
-            fill(value, self._recorded(recorded), self.arithmetic.operand)
-        for name, p in self.module.named_parameters():
-            fill(params[name], self.replay.weights.numbers(p, self._stored(name), self.moved), self.arithmetic.operand)
+            fill(value, self.recorded(recorded), self.arithmetic.operand)
+        for name, held in self.held_parameters():
+            fill(params[name], held, self.arithmetic.operand)
+
+    def held_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the names and the numbers of the parameters, as the call held them, in any dtype."""
+        weights = self.replay.weights
+        yield from ((n, weights.numbers(p, self._stored(n), self.moved)) for n, p in self.module.named_parameters())
 
     def marks(self, params: Params) -> dict[str, tuple[int, float]]:
         """Returns marks of the parameters. A mark changes when the layer's forward writes the parameter. Torch's own
@@ -230,7 +235,7 @@ class ForcedLayer(At):
         stays as it was held, and the weight is rounded."""
         return (None if name in self.sources else self.half) or self.call.held.get(name)
 
-    def _recorded(self, value: Tensor) -> Tensor:
+    def recorded(self, value: Tensor) -> Tensor:
         """Returns a recorded tensor, rounded to 16 bits where the layer multiplies in 16 bits."""
         return value.detach().to(self.half or value.dtype)
 

@@ -27,7 +27,7 @@ class Forced(torch.autograd.Function):
         else:
             at.given(xs)
             if name in arithmetic.known:
-                arithmetic.known.forward(name)
+                arithmetic.known.forward(layer)
                 return tuple(arithmetic.operand(numbers_in(y, replay.dtype)) for y in call.outputs)
             ctx.values, ctx.params = layer.operands()
             if not any(call.passes):  # positions and masks are no quantities that a precision rounds

@@ -56,6 +56,10 @@ class KnownLayers:
             self.params[point.layer] = trained
             self._back[point.layer] = back.to(self.dtype)
 
+    def passed(self, layer: str) -> Tensor:
+        """Returns a copy of the gradient that a layer passes down in the exact replay."""
+        return self._back[layer].clone()
+
     def drop_sums(self, sources: Mapping[str, set[str]]) -> None:
         """Drops the layers with a parameter whose gradient is a sum.
 
@@ -66,10 +70,10 @@ class KnownLayers:
             if any(sources[name] != {layer} for name in names):
                 del self.params[layer]
 
-    def forward(self, layer: str) -> None:
+    def forward(self, at: At) -> None:
         """Takes a sample of the output of a layer."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            self.sample(self.roundings, Point("output", layer))
+            self.sample(self.roundings, Point("output", at.name))
 
     def backward(self, at: At, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
         """Takes samples of the gradient that arrives at a layer, and of its parameters' gradients. Returns the gradient
@@ -79,6 +83,6 @@ class KnownLayers:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             for name in self.params[at.name]:
                 self.sample(self.roundings, Point("parameter", name))
-            passed = self.roundings.round_(self._back[at.name].clone())
+            passed = self.roundings.round_(self.passed(at.name))
         at.replay.tell(Point("back", at.name), passed, passed, passed.dtype)
         return tuple(passed if is_real(value) else None for value in at.call.inputs)

@@ -14,7 +14,7 @@ from mpcompare.dtypes import HALF
 from mpcompare.verdict.examine.forced.arithmetic import Point
 from mpcompare.verdict.examine.forced.roundings import Roundings
 from mpcompare.verdict.examine.numerics import CHUNK, chunks, contrasts, dimensions, distance, finite_norm, stride_of
-from mpcompare.verdict.judge.errors import PlaceError, RoundingError
+from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
 
 BLIND = 0.02  # of the norm of a tensor: a few samples are enough if roundings are below it
 ELEMENTS = {"parameter": 1 << 16}  # the number of elements of a tensor that tell how large roundings are
@@ -68,14 +68,22 @@ class Some:
 class Place:
     """One place: the error of the record, and the errors that roundings alone make there.
 
+    Args:
+        known: the error of the record, if it is a gradient.
+
     Attributes:
         error, norm: how far the recorded tensor is from the exact one, and the norm of the exact one.
         dtype: the dtype in which it was recorded.
     """
 
-    def __init__(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype, known: GradientError | None = None
+    ) -> None:
         self.kind, self.dtype = point.kind, dtype
-        self.error, self.norm = distance({"": seen}, {"": exact}), finite_norm({"": exact})
+        if known is not None and math.isfinite(known.error):
+            self.error, self.norm = known.error, known.norm
+        else:
+            self.error, self.norm = distance({"": seen}, {"": exact}), finite_norm({"": exact})
         if not math.isfinite(self.error):
             # A gradient may overflow where nobody needs it, such as at a padding token, or below a ReLU that is off:
             # the gradients of the parameters are finite here.
@@ -123,6 +131,15 @@ class Place:
         rounded: a relative error uniform in +- u has the variance u^2 / 3."""
         moved = self._moves(self._some.taken(exact.detach()).double() - self._exact)
         self._terms = float(moved.norm()) * math.sqrt(3) / u
+
+    def put_terms(self, squares: float) -> None:
+        """Writes down how large the terms of sums are, as the sum of their squares."""
+        self._terms = math.sqrt(squares)
+
+    @property
+    def lost(self) -> bool:
+        """Whether elements of a parameter's gradient were recorded as 0, and should not be 0."""
+        return self._lost is not None
 
     def _moves(self, moved: Tensor) -> Tensor:
         """Notes how far roundings move some elements, and returns these distances, weighed."""
@@ -182,10 +199,12 @@ class Errors:
         self.loss_noise = 0.0
         self._outputs: dict[tuple[int, int], Tensor] = {}  # the outputs of the network, by call and place
 
-    def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
-        """Writes down how far a recorded tensor is from the exact one."""
+    def compare(
+        self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype, known: GradientError | None = None
+    ) -> None:
+        """Writes down how far a recorded tensor is from the exact one: see :class:`Place`."""
         exact, seen = exact.detach(), seen.detach()
-        self.places[point] = Place(point, seen, exact, dtype)
+        self.places[point] = Place(point, seen, exact, dtype, known)
         if point.whole and point.kind == "output":
             self._outputs[point.call, point.place] = seen.to(exact.dtype)
         elif point.whole:
@@ -201,6 +220,16 @@ class Errors:
         """Finds the size of the terms at a point that was compared: see :meth:`Place.summed`."""
         if point in self.places:
             self.places[point].summed(exact, u)
+
+    def put_terms(self, point: Point, squares: float) -> None:
+        """Is given the size of the terms at a point that was compared: see :meth:`Place.put_terms`."""
+        if point in self.places:
+            self.places[point].put_terms(squares)
+
+    def lost(self, parameter: str) -> bool:
+        """Returns whether elements of a parameter's gradient were recorded as 0, and should not be 0."""
+        place = self.places.get(Point("parameter", parameter))
+        return place is not None and place.lost
 
     def blind(self) -> bool:
         """Returns whether roundings are a large part of some gradient or output, but not all of it."""

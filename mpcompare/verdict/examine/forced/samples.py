@@ -1,7 +1,7 @@
 """The errors that a right step may have, found by replays whose numbers are rounded.
 
 A sample rounds the result of each operation. The differences of a few samples from the exact replay are the errors that
-roundings make. One more replay rounds each operand, and shows how large the terms of sums are.
+roundings make.
 """
 
 import math
@@ -16,11 +16,11 @@ from mpcompare.tasks.cast import NORMS, stays_in_fp32
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.own_products import is_torchs
-from mpcompare.verdict.examine.forced.places import FP32, Errors
+from mpcompare.verdict.examine.forced.places import Errors
 from mpcompare.verdict.examine.forced.random_numbers import OtherPathError
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.forced.replay import Recorded, Replay
-from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
+from mpcompare.verdict.examine.forced.roundings import in_operations
 
 SAMPLES, MOST = 4, 12  # samples of roundings: more than a few if roundings are a large part of a tensor
 
@@ -63,29 +63,6 @@ class RoundedResults(Arithmetic):
         return self.roundings.round_(part)
 
 
-class RoundedOperands(Arithmetic):
-    """Each operand is rounded: the errors of sums show how large their terms are.
-
-    Attributes:
-        squares: the sum of (v dL/dv)^2 over all numbers v above the output of the network.
-    """
-
-    stores_all = True
-
-    def __init__(self, dtype: torch.dtype, errors: Errors, roundings: Roundings, storage: torch.dtype) -> None:
-        super().__init__(dtype)
-        self.errors, self.roundings, self.storage, self.squares = errors, roundings, storage, 0.0
-
-    def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
-        self.errors.summed(point, exact, self.roundings.u)
-
-    def operand(self, operand: Tensor) -> Tensor:
-        return self.roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
-
-    def stored(self, value: Tensor) -> Tensor:
-        return self.operand(value)
-
-
 def take_samples(recorded: Recorded, errors: Errors, known: KnownLayers, storage: torch.dtype, loss: float) -> float:
     """Finds how large roundings are at each point. A replay that sends rows to another expert is no sample. Returns the
     error that roundings make in the exact ``loss``: twice the standard deviation of the samples' losses, because few
@@ -120,31 +97,6 @@ def take_samples(recorded: Recorded, errors: Errors, known: KnownLayers, storage
     if not taken and other is not None:
         raise other
     return 2 * math.sqrt(sum(squares) / len(squares)) if squares else 0.0
-
-
-def find_terms(recorded: Recorded, errors: Errors, known: KnownLayers, storage: torch.dtype) -> None:
-    """Finds the size of what is summed at each point, by the first replay that sends no rows to another expert.
-
-    Args:
-        known, storage: as in :func:`take_samples`.
-
-    Raises:
-        OtherPathError: every replay sends rows to another expert.
-    """
-    roundings, first = known.roundings, known.roundings.sample
-    for roundings.sample in range(first, first + MOST):
-        rounded = RoundedOperands(known.dtype, errors, roundings, storage)
-        again = recorded.new_replay(rounded)
-        try:
-            again.run()
-            break
-        except OtherPathError as error:
-            other = error
-    else:
-        raise other
-    errors.loss_noise = max(errors.loss_noise, 4 * FP32 * math.sqrt(rounded.squares))  # and numbers above the network
-    for name, b in statistics(again):
-        errors.summed(Point("buffer", name), b, roundings.u)
 
 
 def statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:

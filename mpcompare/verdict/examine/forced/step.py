@@ -25,7 +25,8 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.forced.replay import Recorded, Replay
 from mpcompare.verdict.examine.forced.roundings import Roundings, convolves_in
-from mpcompare.verdict.examine.forced.samples import find_terms, statistics, take_samples
+from mpcompare.verdict.examine.forced.samples import statistics, take_samples
+from mpcompare.verdict.examine.forced.terms import find_terms
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.replayed import Layers
 
@@ -54,12 +55,13 @@ class InFloat64(Arithmetic):
         self.products = KnownLayers(network, recorded.record, dtype, self.ranges.results, self.errors.sample, roundings)
 
     def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
-        is_gradient = point.kind == "parameter"
-        self.errors.compare(point, seen, exact, self.storage_dtype if is_gradient else dtype)
-        self.ranges.count(point, exact)
-        if is_gradient:
+        if point.kind == "parameter":
             self.gradients.update(gradient_errors(self.recorded.grads, {point.layer: exact}))
-        elif point.kind == "back":
+            self.errors.compare(point, seen, exact, self.storage_dtype, self.gradients[point.layer])
+        else:
+            self.errors.compare(point, seen, exact, dtype)
+        self.ranges.count(point, exact)
+        if point.kind == "back":
             self.products.keep(point, exact)
 
     def whose(self, part: str, place: str) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
-from mpcompare.verdict.examine.layers import of_a_channel, owners, rows_of_weights
+from mpcompare.verdict.examine.layers import of_a_channel, owners, sums_with_weights
 from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.drive import Drive, Gradients
@@ -59,9 +59,9 @@ def as_case(look: Look, seen: Sum, replay: Replayed) -> Case:
 
 
 def _longest_sum(network: nn.Module, seen: Sum) -> int:
-    """Returns about how many numbers are summed at most: the numbers of a row of a weight, or of a channel in all
+    """Returns about how many numbers are summed at most: the longest sum with a weight, or over a channel in all
     places."""
-    lengths = rows_of_weights(network)
+    lengths = sums_with_weights(network)
     for name, calls in seen.record.calls.items():
         if name != OUTPUT:
             module, outputs = network.get_submodule(name), [v for call in calls for v in call.outputs if is_real(v)]

@@ -332,3 +332,23 @@ def test_a_network_that_puts_hooks_on_itself_is_seen_from_the_first_call_on():
             optimizer.step()
     seen.raise_if_wrong()
     assert seen.not_examined == []
+
+
+class InputsFirst(nn.Module):
+    """One module, which is a layer itself. Its weight has its inputs first."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4096, 3) / 64)
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sum_over_the_rows_of_a_weight_may_be_as_long_as_they_are_many(seed):
+    def batch():
+        return torch.randn(8, 4096), torch.randint(3, (8,))
+
+    seen = replace(LOOP, make=InputsFirst, dtype=torch.float32, batch=batch, seed=seed).run(mpcompare.watch)
+    assert seen.defects == [], str(seen)

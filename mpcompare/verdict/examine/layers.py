@@ -68,9 +68,9 @@ def _inputs(calls: Sequence[Called]) -> dict[str, str]:
 
 
 def _longest_sum(model: nn.Module, calls: Sequence[Called], few: int, rows: int) -> int:
-    """Returns how many numbers are summed at most: the numbers of a row of a weight, or the numbers of one channel in a
+    """Returns how many numbers are summed at most: the longest sum with a weight, or the numbers of one channel in a
     batch, at all places (pixels, tokens) of all ``rows``. A ``few`` rows tell the number of places."""
-    lengths = [rows, *rows_of_weights(model)]
+    lengths = [rows, *sums_with_weights(model)]
     for _, module, _, output in calls:
         values = output[0] if isinstance(output, tuple) else output
         if isinstance(values, Tensor) and values.dim() > 1:
@@ -78,9 +78,10 @@ def _longest_sum(model: nn.Module, calls: Sequence[Called], few: int, rows: int)
     return max(lengths)
 
 
-def rows_of_weights(model: nn.Module) -> list[int]:
-    """Returns the numbers of a row of each weight."""
-    return [p[0].numel() if p.dim() > 1 else len(p) for p in model.parameters() if p.dim()]
+def sums_with_weights(model: nn.Module) -> list[int]:
+    """Returns for each weight the length of the longest sum with it. Forward sums over the inputs of a layer, and
+    backward over its outputs. A weight may have its inputs first, as in x @ w."""
+    return [max(p[0].numel(), p[:, 0].numel()) if p.dim() > 1 else len(p) for p in model.parameters() if p.dim()]
 
 
 def of_a_channel(module: nn.Module, output: Tensor) -> int:

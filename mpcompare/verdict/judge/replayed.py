@@ -56,6 +56,7 @@ def said_of(at: str, where: str) -> str:
     kind, _, layer = at.partition(" ")
     if layer == OUTPUT:
         layer = "the network" if kind == "output" else "the output"
+    layer = layer or "the network"  # a network without modules is a layer itself
     return f"{PLACES[kind]} {layer} {where}"
 
 

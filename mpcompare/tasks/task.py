@@ -14,6 +14,7 @@ from mpcompare import generators
 from mpcompare.dtypes import HALF
 from mpcompare.errors import InputError, check_number, check_whole
 from mpcompare.tasks.batch import Batch
+from mpcompare.tasks.complex_weights import as_real
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.frozen import widen
 from mpcompare.tasks.groups import check_groups
@@ -110,6 +111,7 @@ class Task:
         name = type(model).__name__
         if not any(p.requires_grad for p in model.parameters()):
             raise InputError("task.model", name, "has no parameters to train")
+        as_real(model)
         for where, p in model.named_parameters():
             if fault := _fault(p):
                 raise InputError("task.model", name, f"parameter {where} is {fault}")

@@ -95,13 +95,20 @@ class HowFar:
     resolution: float  # the relative error that would be found in at least half of the gradients
     not_flagged: list[str]  # errors that were planted into what was found, and are not flagged, in words
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether no layer is seen. A network may have no layer in the record, as one of complex numbers only: then
+        whether no parameter is."""
+        return not any((self.layers or self.parameters).values())
+
     def __str__(self) -> str:
         """Returns the rest of the first line of a card."""
-        if not any(self.layers.values()):
+        if self.is_blind:
             return "none of their layers is seen"
-        layers, parameters = (f"{sum(each.values())} of {len(each)}" for each in (self.layers, self.parameters))
+        counts = {"layers": self.layers, "parameters": self.parameters}
+        seen = [f"{sum(each.values())} of {len(each)} {what}" for what, each in counts.items() if each]
         size = f", and {said(self.resolution)}" if any(self.parameters.values()) else ""
-        return f"{layers} layers and {parameters} parameters are seen{size}"
+        return f"{' and '.join(seen)} are seen{size}"
 
 
 def sight_of(look: Look, sums: Mapping[Sum, Replayed]) -> HowFar:

@@ -246,7 +246,7 @@ class Watch:
         if not self.facts.get("updates"):
             return found if count else f"{NOTHING}: {self._why_nothing()}"
         updates = f"{self.facts['updates']} update{'s' if self.facts['updates'] > 1 else ''}"
-        if not count and self.sight is not None and not any(self.sight.layers.values()):
+        if not count and self.sight is not None and self.sight.is_blind:
             return f"the gradients of {updates} are not seen, and the rest has no defect"
         return f"{found} in {updates}: {self.sight}"
 

@@ -128,6 +128,26 @@ class Fourier(nn.Module):
         return self.output(F.gelu(h).to(self.output.weight.dtype))
 
 
+class Frequencies(nn.Module):
+    """A layer whose output is complex."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.rfft(x.float())
+
+
+class Operator(nn.Module):
+    """A complex weight for each frequency (Li et al., ICLR 2021)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.frequencies, self.output = nn.Linear(16, 32), Frequencies(), nn.Linear(32, 4)
+        self.weight = nn.Parameter(0.3 * torch.randn(17, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.fft.irfft(self.frequencies(self.hidden(x)) * self.weight, n=32)
+        return self.output(F.gelu(h).to(self.output.weight.dtype))
+
+
 class Numbers(Mapped):
     """It makes fp32 numbers on its way."""
 
@@ -170,4 +190,4 @@ def task_of(make: type[nn.Module]) -> tuple[Task, Dataset]:
     return task, Dataset("unusual", "", x, y, x[:64], y[:64])
 
 
-NETWORKS = [Spectral, WeightNorm, Queue, Codebook, Mapped, Forward, Pinn, Fourier, Numbers, Adapted, Vae]
+NETWORKS = [Spectral, WeightNorm, Queue, Codebook, Mapped, Forward, Pinn, Fourier, Operator, Numbers, Adapted, Vae]

@@ -6,7 +6,7 @@ from support.backends import BACKENDS
 from support.judging import examined
 from support.marks import slow_after
 from support.trees import HalvesGradients
-from support.unusual import NETWORKS, Forward, Mapped, Numbers, Pinn, Queue, Vae, task_of
+from support.unusual import NETWORKS, Forward, Mapped, Numbers, Operator, Pinn, Queue, Vae, task_of
 
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.trial import try_out
@@ -18,8 +18,8 @@ HIDDEN = {
     Pinn: "the network asks for a gradient at",
 }
 
-# Networks that keep a state, differentiate themselves, cast their numbers, and draw random numbers.
-FEW = [Queue, Pinn, Numbers, Vae]
+# Networks that keep a state, differentiate themselves, have complex weights, cast their numbers, and draw random ones.
+FEW = [Queue, Pinn, Operator, Numbers, Vae]
 
 
 @pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16", "fp32"]))

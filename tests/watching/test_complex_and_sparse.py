@@ -1,7 +1,10 @@
 """A watch on parameters of complex numbers, and on sparse gradients."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from support.unusual import Operator
 from support.watched_loops import Loop, spoil
 from torch import Tensor, nn
 
@@ -28,6 +31,18 @@ class Around(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.linear(torch.fft.irfft(torch.fft.rfft(x.float()) * self.weight, n=16))
+        return result
+
+
+class OfComplex(nn.Module):
+    """All of its layers are complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = (nn.Linear(16, size, dtype=torch.complex64) for size in (16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.first(x.to(torch.complex64)).tanh()).abs()
         return result
 
 
@@ -74,6 +89,15 @@ def test_complex_parameters_are_examined(layer: type[nn.Module], dtype: torch.dt
     bits = loop.weights()
     loop.run()
     assert all(torch.equal(a, b) for a, b in zip(bits, loop.weights(), strict=True))
+
+
+@pytest.mark.parametrize("make", [Operator, OfComplex])
+def test_modules_of_complex_numbers_are_examined_as_work_between_layers(make: Callable[[], nn.Module]) -> None:
+    loop = Loop(make=make, batch=lambda: (torch.randn(32, 16), torch.randint(4, (32,))), dtype=torch.bfloat16)
+    seen = loop.run(mpcompare.watch)
+    assert (seen.defects, seen.not_examined) == ([], []), str(seen)
+    parameters = len(list(make().parameters()))
+    assert f"{parameters} of {parameters} parameters are seen" in str(seen)
 
 
 @pytest.mark.parametrize(

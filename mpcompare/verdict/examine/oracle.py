@@ -171,7 +171,7 @@ class _Tally:
         for name, output in outputs.tensors.items():
             if name not in outputs.gradients:
                 continue
-            output, grad = output.detach(), outputs.gradients[name]
+            output, grad = (numerics.numbers(each) for each in (output, outputs.gradients[name]))
             if not isinstance(self.network.get_submodule(name.partition("#")[0]), SELECT):
                 self.squares += (output * grad).square().sum().item()
             self.count("activations", name, output)

@@ -124,8 +124,12 @@ class Recorder(Arrivals):
     def returned(self, name: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
         if torch.is_inference_mode_enabled() or is_transformed():
             return result
-        if (call := self.open.pop()) is not None:  # a layer: its choices are its own
-            self._choices.clear()
+        call = self.open.pop()
+        if call is not None and _is_complex((call.inputs, result)):
+            # The record has real numbers only. So a module of complex ones, such as a Fourier transform, is no layer.
+            self.whole[-1].choices += self._choices
+            call = None
+        self._choices.clear()  # the choices of a layer are its own
         if call is not None and not _hands_on(call, result):
             given = tree_flatten((args, kwargs))[0]
             call.into = next((at for at, v in enumerate(given) if v is result and isinstance(v, Tensor)), None)
@@ -243,6 +247,11 @@ def _hands_on(call: Call, result: Any) -> bool:
     like ``nn.Flatten``. The record of the argument is then the record of the result: what is written into one of the
     two is written into the other."""
     return any(_mark(v) in call.marks for v in tree_flatten(result)[0] if _is_marked(v))
+
+
+def _is_complex(values: Any) -> bool:
+    """Returns whether a nest holds complex numbers."""
+    return any(isinstance(v, Tensor) and v.is_complex() for v in tree_flatten(values)[0])
 
 
 def _is_marked(value: Any) -> bool:

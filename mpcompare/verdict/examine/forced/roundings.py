@@ -8,7 +8,7 @@ Carlo Arithmetic", UCLA CSD-970002, 1997). Where terms cancel, these errors are 
 import math
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,7 @@ NORMING = {f"aten::native_{kind}_norm" for kind in ("layer", "group", "batch")}
 # than any number that they are given or return. So torch's own kernel shows how large these roundings are in fp32.
 RECURRING = {"aten::_ctc_loss", "aten::_ctc_loss_backward"}
 WHOLE = {torch.float32: (torch.int32, 24), torch.float64: (torch.int64, 53)}  # the dtype of its bits, and its digits
+COMPLEX = (torch.complex64, torch.complex128)
 PIECE = 1 << 18  # elements that are rounded at a time: so many stay in the cache
 # Operators whose results are some of the numbers that they are given, or numbers that are not rounded.
 SELECTING = {
@@ -51,18 +52,19 @@ SELECTING = {
     "select_backward", "slice_scatter", "select_scatter", "lift_fresh", "bernoulli_", "bernoulli", "rand", "randn",
     "rand_like", "randn_like", "normal_", "uniform_", "index_put_", "_index_put_impl_", "detach", "detach_",
     "_unsafe_view", "scalar_tensor", "eye", "linspace", "tril", "triu", "maximum", "minimum", "max", "min", "amax",
-    "amin", "aminmax", "sort", "topk", "repeat",
+    "amin", "aminmax", "sort", "topk", "repeat", "complex",
 }  # fmt: skip
 # Arguments by which an operator selects the largest or smallest numbers, as a maximum over neighbours or a norm of inf.
 # Backward looks for what was selected among what was given.
 LARGEST = {"amax", "amin", math.inf, -math.inf}
 
 
-def computed(func: Any, given: Any, result: Any) -> list[Tensor]:
+def computed(func: Any, given: Any, result: Any, kinds: Collection[torch.dtype] = WHOLE) -> list[Tensor]:
     """Returns the results of an operator that a precision rounds.
 
     Args:
         given: its arguments, without names and with them.
+        kinds: the dtypes of results that are rounded.
     """
     name = func._schema.name
     if func.is_view or name.partition("::")[2] in SELECTING or LARGEST & set(filter(_is_word, tree_leaves(given))):
@@ -70,7 +72,7 @@ def computed(func: Any, given: Any, result: Any) -> list[Tensor]:
     results = result if isinstance(result, (tuple, list)) else (result,)
     alone = ("norm" in name or "attention" in name) and not name.endswith("_backward")
     results = results[:1] if alone else results  # other results are statistics, which are kept in fp32
-    return [value for value in results if isinstance(value, Tensor) and value.dtype in WHOLE]
+    return [value for value in results if isinstance(value, Tensor) and value.dtype in kinds]
 
 
 def convolves_in(storage: torch.dtype, device: torch.device) -> torch.dtype:
@@ -105,6 +107,8 @@ class Roundings(TorchDispatchMode):
         super().__init__()
         self.before_bias = before_bias
         self.u, self.sample, self.on, self.backward = precision.unit_roundoff, 0, False, False
+        # Torch's CPU computes no complex numbers in 16 bits, and autocast leaves them in complex64.
+        self.kinds = {*WHOLE, *COMPLEX} if self.u == FP32.unit_roundoff else set(WHOLE)
         self.constant = False  # whether only the result is rounded, as it is stored
         self.cancels_in: torch.dtype | None = torch.float32 if self.u == FP32.unit_roundoff else None
         self.smallest = FP16.smallest_subnormal if precision.storage == FP16 else 0.0
@@ -128,7 +132,7 @@ class Roundings(TorchDispatchMode):
         else:
             result = func(*args, **(kwargs or {}))
         if self.on and self._is_quantity(func, args, kwargs, result) and not in_16_bits:
-            for value in computed(func, (args, kwargs), result):
+            for value in computed(func, (args, kwargs), result, self.kinds):
                 self.round_(value)
         return result
 

@@ -7,6 +7,7 @@ import torch
 from support.unusual import Operator
 from support.watched_loops import Loop, spoil
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import mpcompare
 
@@ -91,7 +92,15 @@ def test_complex_parameters_are_examined(layer: type[nn.Module], dtype: torch.dt
     assert all(torch.equal(a, b) for a, b in zip(bits, loop.weights(), strict=True))
 
 
-@pytest.mark.parametrize("make", [Operator, OfComplex])
+class Again(Operator):
+    """Backward computes it once more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return result
+
+
+@pytest.mark.parametrize("make", [Operator, Again, OfComplex])
 def test_modules_of_complex_numbers_are_examined_as_work_between_layers(make: Callable[[], nn.Module]) -> None:
     loop = Loop(make=make, batch=lambda: (torch.randn(32, 16), torch.randint(4, (32,))), dtype=torch.bfloat16)
     seen = loop.run(mpcompare.watch)

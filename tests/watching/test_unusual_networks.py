@@ -1,7 +1,7 @@
 """Right loops with unusual networks: the loops have no defect, and all layers are examined."""
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -154,6 +154,45 @@ class Doubled(nn.Linear):
         self.raw = value
 
 
+@dataclass
+class Found:
+    value: torch.Tensor
+    largest: torch.Tensor
+
+
+class Described(nn.Module):
+    """Returns an object, and torch does not know what it holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        return Found(x * self.gain, x.amax())
+
+
+class OfObjects(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.described = Described()
+
+    def forward(self, x):
+        found = self.described(x)
+        return found.value / (1 + found.largest.abs())
+
+
+class Batched(nn.Module):
+    """Multiplies by several weights at once (``torch.vmap``)."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(2, WIDTH, WIDTH // 2) / 4)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        return self.norm(torch.vmap(lambda weight: x @ weight, out_dims=1)(self.weights).flatten(1))
+
+
 def images(layer):
     return nn.Sequential(
         nn.Unflatten(1, (WIDTH, 1, 1)), nn.Upsample(8), layer, nn.GELU(), nn.Flatten(), nn.AvgPool1d(64)
@@ -163,7 +202,7 @@ def images(layer):
 @pytest.mark.parametrize(
     "make",
     [
-        OwnStatistics, UnitRows, Routed, Layerdrop, Mixed,
+        OwnStatistics, UnitRows, Routed, Layerdrop, Mixed, OfObjects, Batched,
         lambda: nn.Sequential(CastBack(WIDTH), nn.GELU(), CastBack(WIDTH)),
         lambda: images(Depthwise()),
         lambda: images(Scaled(WIDTH, WIDTH, 7, padding=3, groups=WIDTH)),

@@ -147,3 +147,10 @@ class Widened(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return call_widened(func, args, kwargs or {}, self.dtype)
+
+
+def requires_gradient(value: Tensor) -> bool:
+    """Returns whether a tensor requires a gradient. Within ``torch.vmap`` a tensor of a batch does not say so."""
+    while torch._C._functorch.is_batchedtensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value.requires_grad

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mpcompare.dtypes import HALF
 from mpcompare.verdict.examine.forced.choices import Line, line_of_the_network
 from mpcompare.verdict.examine.forced.roundings import SELECTING
-from mpcompare.verdict.examine.widened import values_of
+from mpcompare.verdict.examine.widened import requires_gradient, values_of
 
 # By operator the roundings that it adds to the roundings of its factors. Torch's kernels for a power of -1/2 round a
 # root, and then its reciprocal.
@@ -70,12 +70,12 @@ class Constants:
 def are_met(args: Any, kwargs: Mapping[str, Any]) -> bool:
     """Returns whether a function of a replay is given a constant and a number that requires a gradient."""
     given = [v for v in values_of(args, kwargs) if isinstance(v, Tensor)]
-    return any(t.requires_grad for t in given) and any(map(is_constant, given))
+    return any(map(requires_gradient, given)) and any(map(is_constant, given))
 
 
 def is_constant(value: Tensor) -> bool:
     """Returns whether a tensor is of real numbers that require no gradient."""
-    return value.is_floating_point() and not value.requires_grad
+    return value.is_floating_point() and not requires_gradient(value)
 
 
 def with_constants(values: Any, narrow: Narrow, cast: Callable[..., Tensor]) -> Any:

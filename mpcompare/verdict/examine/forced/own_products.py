@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from mpcompare.dtypes import HALF
 from mpcompare.verdict.examine.forced.choices import Line
 from mpcompare.verdict.examine.rounded_operands import MULTIPLY
+from mpcompare.verdict.examine.widened import requires_gradient
 
 OPERATORS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution")}
 PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
@@ -54,16 +55,22 @@ def halves_within(module: nn.Module, formats: Formats, passes: Sequence[bool]) -
 def as_operands(values: Any, half: torch.dtype) -> Any:
     """Returns a nest of the operands of a product with the real numbers in it rounded to ``half``. Their gradients are
     not rounded. A product of constants stays as it is: nobody wants positions in 16 bits."""
-    if not any(isinstance(value, Tensor) and value.requires_grad for value in tree_leaves(values)):
+    if not any(isinstance(value, Tensor) and requires_gradient(value) for value in tree_leaves(values)):
         return values
     return tree_map_only(Tensor, lambda t: _Rounded.apply(t, half) if t.is_floating_point() else t, values)
 
 
 class _Rounded(torch.autograd.Function):
+    generate_vmap_rule = True  # the network may multiply within ``torch.vmap``
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, half: torch.dtype) -> Tensor:
+    def forward(x: Tensor, half: torch.dtype) -> Tensor:
         with _disable_current_modes():
             return x.detach().to(half).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

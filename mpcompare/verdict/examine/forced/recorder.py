@@ -96,13 +96,9 @@ class Recorder(Arrivals):
             self.record.hidden = self.record.hidden or f"{name or 'the network'} is called by a function of torch.func"
             return
         whole = self._is_whole(name)
-        if self.whole:
-            self.whole[-1].choices += self._choices
-            for line, kinds in self.open[-1].products.items() if self.open and self.open[-1] else ():
-                self.whole[-1].products[line] |= kinds
         if self.open:
+            self._give_to_network(self.open[-1])
             self.open[-1] = None
-        self._choices.clear()
         if torch.is_inference_mode_enabled():  # no part of a step
             return
         given, own = tree_flatten((args, kwargs))[0], dict(module.named_parameters())
@@ -125,9 +121,8 @@ class Recorder(Arrivals):
         if torch.is_inference_mode_enabled() or is_transformed():
             return result
         call = self.open.pop()
-        if call is not None and _is_complex((call.inputs, result)):
-            # The record has real numbers only. So a module of complex ones, such as a Fourier transform, is no layer.
-            self.whole[-1].choices += self._choices
+        if call is not None and any(map(_is_hidden, (*call.inputs, *tree_flatten(result)[0]))):
+            self._give_to_network(call)  # the record cannot hold all that the module is given or returns
             call = None
         self._choices.clear()  # the choices of a layer are its own
         if call is not None and not _hands_on(call, result):
@@ -165,6 +160,14 @@ class Recorder(Arrivals):
             numbers = numbers_of(func, args)
             numbers = self.copy(numbers) if len(numbers) else numbers
             choices.append(Choice(place_of(func), self.copy(made), args[0].dtype, numbers))
+
+    def _give_to_network(self, call: Call | None) -> None:
+        """Takes a module for no layer: its choices and products are work between the layers of the network."""
+        if self.whole:
+            self.whole[-1].choices += self._choices
+            for line, kinds in call.products.items() if call else ():
+                self.whole[-1].products[line] |= kinds
+        self._choices.clear()
 
     def _is_whole(self, name: str) -> bool:
         """Returns whether a call is a call of the network, and not a call within it."""
@@ -249,9 +252,13 @@ def _hands_on(call: Call, result: Any) -> bool:
     return any(_mark(v) in call.marks for v in tree_flatten(result)[0] if _is_marked(v))
 
 
-def _is_complex(values: Any) -> bool:
-    """Returns whether a nest holds complex numbers."""
-    return any(isinstance(v, Tensor) and v.is_complex() for v in tree_flatten(values)[0])
+def _is_hidden(value: Any) -> bool:
+    """Returns whether a value is a tensor of complex numbers, as a Fourier transform returns it, or an object that has
+    tensors, as an instance of a dataclass. A record holds real numbers, and nests that torch knows."""
+    if isinstance(value, Tensor):
+        return value.is_complex()
+    slots = [getattr(value, name, None) for name in tree_flatten(getattr(type(value), "__slots__", ()))[0]]
+    return any(isinstance(v, Tensor) for v in tree_flatten([getattr(value, "__dict__", {}), slots])[0])
 
 
 def _is_marked(value: Any) -> bool:

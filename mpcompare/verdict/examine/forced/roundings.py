@@ -107,7 +107,7 @@ class Roundings(TorchDispatchMode):
         super().__init__()
         self.before_bias = before_bias
         self.u, self.sample, self.on, self.backward = precision.unit_roundoff, 0, False, False
-        # Torch's CPU computes no complex numbers in 16 bits, and autocast leaves them in complex64.
+        # Autocast leaves complex numbers in complex64.
         self.kinds = {*WHOLE, *COMPLEX} if self.u == FP32.unit_roundoff else set(WHOLE)
         self.constant = False  # whether only the result is rounded, as it is stored
         self.cancels_in: torch.dtype | None = torch.float32 if self.u == FP32.unit_roundoff else None

@@ -64,7 +64,7 @@ def replayed(network, precision="bf16"):
 def test_samples_of_known_products_are_as_those_that_are_computed(precision, known, monkeypatch):
     monkeypatch.setattr(samples, "SAMPLES", 64)
     monkeypatch.setattr(samples, "MOST", 64)
-    found = replayed(Products, precision)
+    found = replayed(Products, precision)  # squares tell the size of terms; a computed layer tells it by one draw
     assert set(known[0].params) == {"conv", "grouped", "hidden", "last"}
     monkeypatch.setattr(KnownLayers, "__contains__", lambda self, layer: False)
     computed = replayed(Products, precision)
@@ -72,9 +72,7 @@ def test_samples_of_known_products_are_as_those_that_are_computed(precision, kno
     for at, place in found.places.items():
         other = computed.places[at]
         assert (place.error, place.norm) == (other.error, other.norm)
-        assert place.terms == pytest.approx(
-            other.terms, rel=0.5
-        )  # computed from one draw of roundings, and from squares
+        assert 0.4 * other.terms <= place.terms <= 2.5 * other.terms
         assert place.rounding == pytest.approx(other.rounding, rel=0.2)
         assert 0.5 < place.dimensions / other.dimensions < 2
     for name, rounding in found.rounding.items():
@@ -82,8 +80,8 @@ def test_samples_of_known_products_are_as_those_that_are_computed(precision, kno
         assert rounding.error == pytest.approx(other.error, rel=0.3)
         assert 0.5 < rounding.dimensions / other.dimensions < 2
         assert 0.5 < rounding.along / other.along < 2
-        # A computed bias rounds the terms, whose relative errors are below u where the digits are large.
-        assert 0.5 < rounding.terms / other.terms < (2 if name.endswith("weight") else 2.5)
+        # A bias has one operand, whose relative error is between u / 2 and u. A product has two.
+        assert 0.4 < rounding.terms / other.terms < (2.5 if name.endswith("weight") else 4)
 
 
 def test_gradients_that_are_sums_and_outputs_that_are_rounded_twice_are_computed(known):

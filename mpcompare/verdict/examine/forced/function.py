@@ -58,7 +58,10 @@ class Forced(torch.autograd.Function):
         if layer is None:
             replay.comes_to(call, exact)
         elif ctx.at.name in arithmetic.known:
-            return (None,) * 2 + arithmetic.known.backward(ctx.at, exact[0])
+            right = torch.zeros_like(call.outputs[0]) if exact[0] is None else exact[0]
+            replay.tell(Point("gradient", ctx.at.name), right, right, right.dtype)
+            passed_down = arithmetic.known.backward(ctx.at, right)
+            return (None,) * 2 + tuple(passed_down if is_real(value) else None for value in call.inputs)
         if ctx.results is None:
             raise NotReplayedError(f"one backward comes to {ctx.at.name or 'the network'} several times")
         ends, grads, passed = [], [], dict[int, Tensor]()

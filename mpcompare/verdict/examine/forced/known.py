@@ -16,7 +16,7 @@ from mpcompare.stored import Stored
 from mpcompare.verdict.examine.forced.arithmetic import Point
 from mpcompare.verdict.examine.forced.call import At
 from mpcompare.verdict.examine.forced.own_products import PRODUCTS, is_torchs
-from mpcompare.verdict.examine.forced.record import Record, is_real
+from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.forced.roundings import Roundings
 
 
@@ -75,14 +75,11 @@ class KnownLayers:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             self.sample(self.roundings, Point("output", at.name))
 
-    def backward(self, at: At, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Takes samples of the gradient that arrives at a layer, and of its parameters' gradients. Returns the gradient
-        that it passes down to each input."""
-        right = torch.zeros_like(at.call.outputs[0]) if arriving is None else arriving
-        at.replay.tell(Point("gradient", at.name), right, right, right.dtype)
+    def backward(self, at: At, arriving: Tensor) -> Tensor:
+        """Takes samples of the gradients of a layer's parameters. Returns the gradient that the layer passes down."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             for name in self.params[at.name]:
                 self.sample(self.roundings, Point("parameter", name))
             passed = self.roundings.round_(self.passed(at.name))
         at.replay.tell(Point("back", at.name), passed, passed, passed.dtype)
-        return tuple(passed if is_real(value) else None for value in at.call.inputs)
+        return passed

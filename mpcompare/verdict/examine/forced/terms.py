@@ -1,4 +1,4 @@
-"""How large the terms of sums are at each point: the error of a sum in fp32 is relative to them, and they may cancel.
+"""The size of the terms of sums at each point: the error of a sum in fp32 is relative to them, and they may cancel.
 
 A relative error of each operand that is uniform in +- u moves a sum of products t by about u (2/3 sum t^2)^(1/2). So
 one more replay rounds each operand, and its distance from the exact replay tells the root of sum t^2. In torch's own
@@ -16,7 +16,6 @@ from mpcompare.verdict.examine.forced.call import ForcedLayer
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import FP32, Errors
 from mpcompare.verdict.examine.forced.random_numbers import OtherPathError
-from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.forced.replay import Recorded
 from mpcompare.verdict.examine.forced.roundings import WHOLE
 from mpcompare.verdict.examine.forced.samples import MOST, statistics
@@ -39,20 +38,18 @@ class TermsOfProducts:
     def forward(self, at: ForcedLayer) -> None:
         """Finds the size of the terms of an output: products, and a bias."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            product, operands = self._product(at), dict(at.held_parameters())
+            operands = dict(at.held_parameters())
             rows = at.call.outputs[0].numel() / len(operands["weight"])
             bias = rows * float(operands["bias"].double().square().sum()) if "bias" in operands else 0.0
-            self.errors.put_terms(Point("output", at.name), product.of_output() + bias)
+            self.errors.put_terms(Point("output", at.name), _product(at, operands["weight"]).of_output() + bias)
 
-    def backward(self, at: ForcedLayer, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(self, at: ForcedLayer, arriving: Tensor) -> Tensor:
         """Finds the sizes of the terms of the gradients that a layer makes. Returns the gradient that it passes down,
         moved at random as far as roundings of the operands move it."""
-        right = torch.zeros_like(at.call.outputs[0]) if arriving is None else arriving
-        at.replay.tell(Point("gradient", at.name), right, right, right.dtype)
         (recorded,) = at.call.gradients
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            g = squares(right if recorded is None else recorded.double() / at.replay.factors[-1])
-            product = self._product(at)
+            g = squares(arriving if recorded is None else recorded.double() / at.replay.factors[-1])
+            product = _product(at, dict(at.held_parameters())["weight"])
             for name, p in at.module.named_parameters():
                 terms = product.of_weight(g) if name == "weight" else float(g.sum())
                 self.errors.put_terms(Point("parameter", at.replay.weights.names[id(p)]), terms)
@@ -60,11 +57,11 @@ class TermsOfProducts:
             self.errors.put_terms(Point("back", at.name), float(down.sum()))
             signs = torch.randint(2, down.shape, generator=self.generator).mul_(2).sub_(1).to(down.device)
             moved = down.sqrt_().mul_(signs).mul_(self.known.roundings.u / math.sqrt(3))
-            passed = self.known.passed(at.name) + moved.to(self.known.dtype)
-        return tuple(passed if is_real(value) else None for value in at.call.inputs)
+            return self.known.passed(at.name) + moved.to(self.known.dtype)
 
-    def _product(self, at: ForcedLayer) -> SquaredProduct:
-        return SquaredProduct(at.module, at.recorded(at.call.inputs[0]), dict(at.held_parameters())["weight"])
+
+def _product(at: ForcedLayer, weight: Tensor) -> SquaredProduct:
+    return SquaredProduct(at.module, at.recorded(at.call.inputs[0]), weight)
 
 
 class RoundedOperands(Arithmetic):

@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.backends import BACKENDS, make_backend, take_step
 from support.command import SMALL
-from support.marks import CUDA
+from support.marks import CUDA, slow_after
 from support.tasks import make_task
 
 from mpcompare.cost import allocated_bytes
@@ -181,6 +181,7 @@ def test_wrong_input_of_every_job_is_one_line_and_an_exit_code(cli, tmp_path):
     assert not (tmp_path / "sweep" / "report").exists()
 
 
+@pytest.mark.slow
 def test_each_different_line_of_wrong_input_is_said_once(cli, tmp_path):
     ended = cli("-m", "backend=fp32", "task.batch_size=641,642", "seed=0,1", SMALL[1], *SMALL[3:],
                 "data=synthetic", "data.samples=640", f"hydra.sweep.dir={tmp_path / 'sweep'}")  # fmt: skip
@@ -385,7 +386,7 @@ def test_a_network_that_cannot_be_called_with_the_data_of_another_task_says_so(c
     assert "task.model=CharGpt: cannot be called with data=digits, inputs [4, 1, 28, 28] float32" in ended.err
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("case", slow_after(16, BAD))
 def test_bad_input_is_one_line_and_an_exit_code(cli, tmp_path, case):
     arguments, message = BAD[case]
     (tmp_path / "file").write_text("")

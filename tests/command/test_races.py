@@ -89,6 +89,7 @@ def test_a_race_file_that_cannot_be_read_is_one_line(cli, tmp_path, is_there):
     assert line.endswith("expected a file that mpcompare plan wrote")
 
 
+@pytest.mark.slow
 def test_a_race_file_that_cannot_be_written_is_one_line(cli, tmp_path):
     (tmp_path / "planned").mkdir()
     (tmp_path / "planned" / "races").write_text("no folder")
@@ -99,6 +100,7 @@ def test_a_race_file_that_cannot_be_written_is_one_line(cli, tmp_path):
     assert "cannot write into its races (" in line
 
 
+@pytest.mark.slow
 def test_planned_runs_with_wrong_input_end_as_a_sweep_of_them(cli):
     wrong = [*SMALL[1:3], *SMALL[4:], "data=synthetic", "data.samples=640", "backend=amp,fp32", "report.formats=[]",
              "task.batch_size=641"]  # fmt: skip

@@ -21,7 +21,7 @@ from mpcompare.paths import CONF
 FENCE = re.compile(r"^[ \t>]*(?:```|~~~)+[ \t]*(\S*)[ \t]*\n(.*?)^[ \t>]*(?:```|~~~)", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\s*(?:\$ |[A-Z_]+=\S+ )*(?:\S*/)?(?:python3?|pip|bash|source|scripts/\S+) ", re.MULTILINE)
 
-FEW = [ROOT / "README.md", ROOT / "docs" / "commands.md"]  # have commands of each kind
+FEW = [ROOT / "README.md"]
 
 
 def name_of(page):

@@ -310,6 +310,7 @@ def test_gemm_compiles_into_a_graph_by_its_fake_kernel():
             ops.native_gemm(a, b, torch.empty(4, 9))
 
 
+@pytest.mark.slow
 def test_the_packing_workspace_is_counted_kept_and_given_back():
     """In a new process it is 0 before a product, then the buffers of its threads; a thread that ends frees its own."""
     script = """

@@ -1,6 +1,7 @@
 """Marks of parameters: devices that need a GPU, and values that the plain command leaves out."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import product
 
 import pytest
 import torch
@@ -20,6 +21,17 @@ def slow_after(few: int, values: Iterable[object]) -> list[object]:
     """Returns the values of a parameter, all but the first ``few`` of them marked as slow."""
     given = list(values)
     return [*given[:few], *(_slow(value) for value in given[few:])]
+
+
+def diagonal(**values: Sequence[object]) -> pytest.MarkDecorator:
+    """Parametrizes a test with each combination of the values of parameters. A diagonal through all combinations has
+    each value at least once. The other combinations are marked as slow."""
+    quick = {tuple(i % len(each) for each in values.values()) for i in range(max(map(len, values.values())))}
+    cases = []
+    for at in product(*(range(len(each)) for each in values.values())):
+        case = [each[i] for i, each in zip(at, values.values(), strict=True)]
+        cases.append(pytest.param(*case, marks=[] if at in quick else pytest.mark.slow))
+    return pytest.mark.parametrize(tuple(values), cases)
 
 
 def _slow(value: object) -> ParameterSet:

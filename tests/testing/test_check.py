@@ -58,6 +58,7 @@ def test_the_backends_of_this_project_keep_the_contract_on_cuda(name):
     assert check_backend(BACKENDS[name], device="cuda").candidates
 
 
+@pytest.mark.slow
 def test_a_step_in_one_piece_keeps_the_contract(recorded_graphs):
     checked = check_backend(BACKENDS["amp_graph"], precision="bf16", tasks=MLP)
     assert checked.candidates == ["mlp bf16"]
@@ -329,8 +330,13 @@ def one_precision(backend):
             "compared with Amp the verdict is differs: no master weights: ",
             marks=pytest.mark.slow,
         ),
-        (NeverClips, RECIPE, "compared with Fp32 the verdict is differs: clip: "),
-        (SumsMicroBatches, RECIPE, "differs: accumulation: every micro-batch counts 2 times: the loss is not divided"),
+        pytest.param(NeverClips, RECIPE, "compared with Fp32 the verdict is differs: clip: ", marks=pytest.mark.slow),
+        pytest.param(
+            SumsMicroBatches,
+            RECIPE,
+            "differs: accumulation: every micro-batch counts 2 times: the loss is not divided",
+            marks=pytest.mark.slow,
+        ),
         (lambda: None, MLP, "it is no class"),
     ],
 )

@@ -6,7 +6,6 @@ import pytest
 import torch
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
-from support.marks import slow_after
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
@@ -53,8 +52,9 @@ def run(name, backend, optimizer, precision, noise=0):
     return examined(name, backend, task, DATA, precision, steps=8, noise=noise)
 
 
-@pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16"]))
-@pytest.mark.parametrize("name", slow_after(1, OPTIMIZERS))
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_right_updates_are_the_same_and_wrong_ones_are_not(name, precision):
     amp = run("amp", Amp, OPTIMIZERS[name], precision, noise=1)
     assert str(judge_run(amp, amp)) == "reference"

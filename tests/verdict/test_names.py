@@ -10,7 +10,7 @@ from planted.layers import RoundedWeights, variant
 from planted.recipe import OtherAdam, adam
 from planted.trained import LateAmp
 from support.judging import dataset_of, examined
-from support.marks import slow_after
+from support.marks import diagonal
 from support.tasks import make_task
 from torch import nn
 
@@ -179,17 +179,17 @@ LR_GROUPS = {"optimizer": Sgd(0.05, groups=[{"match": "layer2.*", "lr_factor": 0
 
 
 QUICK = [
-    (MovesTogether, ADAM, "bf16", "optimizer", "times what its gradients make"),
     (BiasesStop, replace(MLP, **ADAMW_GROUPS, **WARM), "bf16", "update left out", "layer1.bias as it is"),
-    (RateFromZero, replace(NORMED, **WARM), "bf16", "schedule", "the first one at 0"),
-    (CapturedRate, replace(ADAM, **WARM), "bf16", "schedule", "rate of the first update"),
     (CapturedCount, ADAM, "bf16", "bias correction", "bias correction of the first update"),
-    (DividesByTheRate, replace(WIDE, optimizer=Adam(1e-3), schedule=Cosine(8)), "bf16", "optimizer", "which is NaN"),
     (ForgetsAll, ADAM, "bf16", "moments", "this gradient alone"),
     (UnscaledTwice, MLP, "fp16", "gradient scaled", "divided by the loss scale once more"),
-    (Doubled, ADAM, "fp16", "gradient scaled", "multiplied by a power of two"),
 ]
 SLOW = [
+    (RateFromZero, replace(NORMED, **WARM), "bf16", "schedule", "the first one at 0"),
+    (CapturedRate, replace(ADAM, **WARM), "bf16", "schedule", "rate of the first update"),
+    (DividesByTheRate, replace(WIDE, optimizer=Adam(1e-3), schedule=Cosine(8)), "bf16", "optimizer", "which is NaN"),
+    (Doubled, ADAM, "fp16", "gradient scaled", "multiplied by a power of two"),
+    (MovesTogether, ADAM, "bf16", "optimizer", "times what its gradients make"),
     (NormsStand, NORMED, "bf16", "update left out", "leaves 0.bias as it is"),
     (BiasesStop, replace(MLP, **ADAMW_GROUPS, schedule=Cosine(8, 2)), "bf16", "update left out", "as it is"),
     (variant(RoundedWeights, layer="0"), NORMED, "bf16", "no master weights", "0.weight has the digits"),
@@ -226,9 +226,9 @@ class ThreeBits(Amp):
         g.copy_(torch.ldexp((digits * 8).round() / 8, exponents))
 
 
-@pytest.mark.parametrize(("name", "task"), [("layer1.weight", MLP), ("gain", GAINED)])
-@pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16"]))
-def test_one_wrong_parameter_is_no_gradient_that_is_passed_down(name, task, precision):
+@diagonal(name=["layer1.weight", "gain"], precision=["bf16", "fp16"])
+def test_one_wrong_parameter_is_no_gradient_that_is_passed_down(name, precision):
+    task = GAINED if name == "gain" else MLP
     verdict = judged(variant(ThreeBits, name=name), task, precision)
     assert (verdict.word, verdict.cause) == ("differs", "products"), verdict.because
     assert verdict.because.startswith(f"only gradients of {name} are wrong")
@@ -270,7 +270,8 @@ class FirstLayerInTheOther(Amp):
         return {}
 
 
-@pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_operands_in_the_other_format_of_16_bits_are_another_precision(precision):
     verdict = judged(FirstLayerInTheOther, WIDE, precision)
     assert (verdict.word, verdict.cause) == ("differs", "precision"), verdict.because
@@ -296,6 +297,7 @@ class ClipsInWords(Amp):
         return self.shown
 
 
+@pytest.mark.slow
 def test_gradients_that_are_not_clipped_at_sharp_weights_alone_are_named():
     verdict = judged(ClipsInWords, replace(NORMED, clip_norm=3.0))
     assert (verdict.word, verdict.cause) == ("differs", "clip"), verdict.because

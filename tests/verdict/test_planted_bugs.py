@@ -10,8 +10,8 @@ from support.marks import BF16_LSTM
 
 def parameters():
     """Yields every bug of MLPs, of the recipe, of trained backends and of dropout in every precision, and whether it is
-    slow. The plain command tries two bugs of MLPs, in bf16, and two other bugs, which are bugs in fp16 alone."""
-    for every, bugs in ((32, bugs_of("mlp")), (48, bugs_of("recipe", "trained"))):
+    slow. The plain command tries one bug of MLPs, in bf16, and another bug, in fp16 alone."""
+    for every, bugs in ((40, bugs_of("mlp")), (80, bugs_of("recipe", "trained"))):
         for turn, bug in enumerate(bugs):
             for precision in bug.precisions:
                 yield bug, precision, turn % every != 0 or precision != bug.precisions[-1]

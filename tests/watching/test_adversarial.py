@@ -3,6 +3,7 @@ StyleGAN. Two discriminators have a loss and a backward each."""
 
 import pytest
 import torch
+from support.marks import diagonal
 from torch import nn
 from torch.nn import functional as F
 
@@ -58,8 +59,7 @@ class Adversarial:
         return seen
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("first", ["judge", "generate"])
+@diagonal(first=["judge", "generate"], dtype=[torch.float32, torch.bfloat16])
 def test_a_discriminator_may_be_frozen_for_the_loss_of_the_generator(first, dtype):
     watched, plain = Adversarial(dtype), Adversarial(dtype)
     seen = watched.watched(first)
@@ -70,6 +70,7 @@ def test_a_discriminator_may_be_frozen_for_the_loss_of_the_generator(first, dtyp
         assert all(map(torch.equal, a.parameters(), b.parameters()))
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_of_a_discriminator_that_is_frozen_at_times_is_found():
     loop = Adversarial(torch.bfloat16)
     weight = loop.judges[1][0].weight

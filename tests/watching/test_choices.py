@@ -1,7 +1,7 @@
 """``mpcompare.watch`` on networks that choose between their layers, as routers and detectors do."""
 
-import pytest
 import torch
+from support.marks import diagonal
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -13,10 +13,10 @@ import mpcompare
 class Router(nn.Module):
     """Each row goes to the two experts of the largest scores."""
 
-    def __init__(self, outputs=10):
+    def __init__(self, outputs=10, n=8):
         super().__init__()
-        self.first, self.gate, self.last = nn.Linear(16, 32), nn.Linear(32, 8, bias=False), nn.Linear(32, outputs)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(8))
+        self.first, self.gate, self.last = nn.Linear(16, 32), nn.Linear(32, n, bias=False), nn.Linear(32, outputs)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(n))
 
     def forward(self, x):
         h = self.first(x)
@@ -48,11 +48,11 @@ class Detector(nn.Module):
 
 
 class Recomputed(nn.Module):
-    """Three routers, whose choices backward makes once more."""
+    """Two routers, whose choices backward makes once more."""
 
     def __init__(self):
         super().__init__()
-        self.first, self.layers = nn.Linear(16, 16), nn.ModuleList(Router(16) for _ in range(3))
+        self.first, self.layers = nn.Linear(16, 16), nn.ModuleList(Router(16, 4) for _ in range(2))
         self.last = nn.Linear(16, 10)
 
     def forward(self, x):
@@ -62,8 +62,7 @@ class Recomputed(nn.Module):
         return self.last(x)
 
 
-@pytest.mark.parametrize("network", [Router, Detector, Recomputed])
-@pytest.mark.parametrize("seed", [0, 1])
+@diagonal(network=[Router, Detector, Recomputed], seed=[0, 1])
 def test_choices_of_the_loop_are_made_again(network, seed):
     torch.manual_seed(seed)
     net = network()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support import fused_kernels
-from support.marks import CUDA
+from support.marks import CUDA, diagonal
 from support.watched_loops import Loop, spoil
 from torch import nn
 from torch.nn import functional as F
@@ -62,8 +62,7 @@ def is_right(seen):
     assert (seen.defects, seen.not_examined, seen.verdict) == ([], [], "no defect")
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("inplace", [False, True])
+@diagonal(dtype=FORMATS, inplace=[False, True])
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_dropout_draws_by_the_operator_of_the_step(device, inplace, dtype, monkeypatch):
     if device == "cpu":
@@ -71,8 +70,7 @@ def test_a_dropout_draws_by_the_operator_of_the_step(device, inplace, dtype, mon
     is_right(replace(SHORT, make=lambda: dropping(inplace), device=device, dtype=dtype).run(mpcompare.watch))
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("causal", [False, True])
+@diagonal(dtype=FORMATS, causal=[False, True])
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_the_dropout_within_a_fused_attention_is_drawn_again(device, causal, dtype):
     loop = replace(SHORT, make=lambda: Attends(causal=causal), batch=long_tokens, device=device, dtype=dtype)
@@ -170,9 +168,8 @@ def test_a_wrong_gradient_of_a_recurrent_layer_is_found(device, monkeypatch):
     assert {str(defect.place) for defect in seen.defects} == {"rnn.weight_hh_l1"}
 
 
-@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-@pytest.mark.parametrize("seed", range(3))
+@diagonal(dtype=HALVES, seed=range(3))
 def test_a_loss_may_round_as_its_operators_did(seed, device, dtype, monkeypatch):
     if device == "cpu":
         monkeypatch.setattr(torch._C._nn, "cross_entropy_loss", fused_kernels.cross_entropy_loss)

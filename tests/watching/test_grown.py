@@ -3,6 +3,7 @@ averages, as a known VQ-VAE does."""
 
 import pytest
 import torch
+from support.marks import diagonal
 from torch import nn
 from torch.nn import functional as F
 
@@ -53,9 +54,8 @@ def halved(weight):
     return node
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("wrong", [False, True])
-@pytest.mark.parametrize("at", [0, 1])
+@diagonal(at=[0, 1], dtype=[torch.float32, torch.bfloat16])
 def test_adapters_that_come_within_the_block_are_seen(at, wrong, dtype):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 32), nn.GELU(), nn.Linear(32, 20))

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from support.marks import slow_after
 from torch import nn
 from torch.nn import functional as F
 
@@ -70,14 +71,17 @@ class Training:
 
 @pytest.mark.parametrize(
     "given",
-    [
-        (torch.float32, False),
-        (torch.float32, True, False),
-        (torch.bfloat16,),
-        (torch.float16,),
-        (torch.float16, True, True, True),
-        (torch.float32, False, True, True),
-    ],
+    slow_after(
+        2,
+        [
+            (torch.float32, False),
+            (torch.float32, True, False),
+            (torch.bfloat16,),
+            (torch.float16,),
+            (torch.float16, True, True, True),
+            (torch.float32, False, True, True),
+        ],
+    ),
 )
 def test_each_optimizer_has_a_sum_of_its_own(given):
     watched, plain = Training(*given), Training(*given)
@@ -90,7 +94,7 @@ def test_each_optimizer_has_a_sum_of_its_own(given):
         assert all(map(torch.equal, model.parameters(), plain.models[name].parameters()))
 
 
-@pytest.mark.parametrize("plant", ["generator.0.weight", "discriminator.2.weight"])
+@pytest.mark.parametrize("plant", slow_after(1, ["generator.0.weight", "discriminator.2.weight"]))
 def test_a_wrong_gradient_is_found_from_the_second_update_on(plant):
     training = Training(torch.float32, plant=plant)
     seen = training.watched()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.marks import CUDA
+from support.marks import CUDA, diagonal
 from support.watched_loops import Loop, spoil
 from torch import nn
 from torch.nn import functional as F
@@ -51,8 +51,7 @@ def _grads(net):
     return [p.grad for p in net.parameters()]
 
 
-@pytest.mark.parametrize("wrong", [lambda g: 0.9 * g, lambda g: g.flip(0)])
-@pytest.mark.parametrize("name", ["0.weight", "2.weight"])
+@diagonal(name=["0.weight", "2.weight"], wrong=[lambda g: 0.9 * g, lambda g: g.flip(0)])
 def test_a_wrong_gradient_is_found(name, wrong):
     def spoilt():
         net = two_large_tensors()

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from support.marks import slow_after
 from torch import nn
 
 import mpcompare
@@ -157,7 +158,9 @@ def begun(make):
 @pytest.mark.parametrize(
     ("dtype", "accumulate"), [(torch.bfloat16, 2), pytest.param(torch.float16, 1, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("make", [Autoencoder, Recurrent, ActorCritic, Direct, Convolutions, Prompt, Unrolled, Twice])
+@pytest.mark.parametrize(
+    "make", slow_after(3, [Autoencoder, Recurrent, ActorCritic, Direct, Convolutions, Prompt, Unrolled, Twice])
+)
 def test_the_layers_of_parts_are_seen(make, dtype, accumulate):
     network, optimizer = begun(make)
     with mpcompare.watch(network, optimizer, steps=2) as seen:

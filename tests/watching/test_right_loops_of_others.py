@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from support.marks import slow_after
 from torch import nn
 from torch.nn import functional as F
 
@@ -569,14 +570,14 @@ class Sharp(Trained):
         loss.backward()
 
 
-SLOW = [LastLayerAlone, PenaltyOfSlopes, FastWeights, SlopeOfEach, Amplified, Quantized, Balanced, CompiledLoss]
-LOOPS = [Annealed, Unfrozen, AuxiliaryLoss, KeptOutside, Features, ClippedByHooks, HookOnAnOutput, LastLayerCleared,
-         DecayedByHand, SetByHand, LoggedBefore, NearACopy, FastTeacher, Discriminated, PseudoLabels,
-         NoisyForBackward, WrittenInForward, Attacked, LossOfEach, AttackedLossOfEach, Temperature, MomentumByHand,
-         KeysIn16Bits, Grown, WithoutNaN, Sharp]  # fmt: skip
+QUICK = [Annealed, AuxiliaryLoss, Features, ClippedByHooks, LastLayerCleared, DecayedByHand, NearACopy, Discriminated,
+         NoisyForBackward, LossOfEach, KeysIn16Bits, Grown]  # fmt: skip
+LOOPS = [Unfrozen, KeptOutside, HookOnAnOutput, SetByHand, LoggedBefore, FastTeacher, PseudoLabels, WrittenInForward,
+         Attacked, AttackedLossOfEach, Temperature, MomentumByHand, WithoutNaN, Sharp, LastLayerAlone, PenaltyOfSlopes,
+         FastWeights, SlopeOfEach, Amplified, Quantized, Balanced, CompiledLoss]  # fmt: skip
 
 
-@pytest.mark.parametrize("loop", [*LOOPS, *(pytest.param(loop, marks=pytest.mark.slow) for loop in SLOW)])
+@pytest.mark.parametrize("loop", slow_after(len(QUICK), [*QUICK, *LOOPS]))
 def test_a_right_loop_has_no_defect_and_trains_as_without_the_watch(loop):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler warns

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from support.marks import slow_after
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -83,15 +84,8 @@ CASES = {
 }
 
 
-# In the order of CASES: the plain command tries each case in one format of 16 bits, by turns.
-EACH = [
-    pytest.param(case, dtype, id=f"{case}-{name}", marks=[pytest.mark.slow] if (turn + other) % 2 else [])
-    for turn, case in enumerate(CASES)
-    for other, (name, dtype) in enumerate({"bf16": torch.bfloat16, "fp16": torch.float16}.items())
-]
-
-
-@pytest.mark.parametrize(("case", "dtype"), EACH)
+@pytest.mark.parametrize("dtype", slow_after(1, [torch.bfloat16, torch.float16]))
+@pytest.mark.parametrize("case", slow_after(2, CASES))
 def test_each_pass_is_examined(case, dtype):
     torch.manual_seed(0)
     make, losses, micro_batches = CASES[case]
@@ -113,7 +107,7 @@ class Doubled(torch.autograd.Function):
         return 2.2 * gradient * ctx.saved_tensors[0]
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", slow_after(1, [0, 1]))
 def test_a_wrong_gradient_of_one_loss_is_found(place):
     torch.manual_seed(0)
     losses = [left, lambda output, y, model: right(Doubled.apply(output), y, model)]
@@ -176,6 +170,7 @@ def surgery(wrong: bool):
     return seen
 
 
+@pytest.mark.slow
 def test_gradients_that_are_cleared_between_passes_through_one_call():
     seen = surgery(wrong=False)
     assert (seen.defects, seen.not_examined) == ([], []), str(seen)

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from support.marks import diagonal
 from torch import nn
 from torch.nn import functional as F
 
@@ -170,12 +171,12 @@ def teacher():
 @pytest.mark.parametrize(
     ("loop", "not_examined"),
     [
-        (two_watches, []),
-        (two_optimizers, ["the loss goes through parameters of another optimizer"]),
         (sharpness_aware, []),
         (steps_within_backward, ["gradients of an optimizer that takes its steps within backward"]),
         (updates_by_hand_within_backward, ["the gradients of 0.bias, 0.weight and 2 more, which hooks of the loop"]),
-        (teacher, []),
+        pytest.param(two_optimizers, ["the loss goes through parameters of another optimizer"], marks=pytest.mark.slow),
+        pytest.param(two_watches, [], marks=pytest.mark.slow),
+        pytest.param(teacher, [], marks=pytest.mark.slow),
     ],
 )
 def test_a_right_loop_has_no_defect(loop, not_examined):
@@ -272,12 +273,8 @@ def goes_on(optimizer, loss, none):
     return 1
 
 
-ON = "a backward stopped with an error, and the loop goes on without clearing the gradients"
-
-
-@pytest.mark.parametrize("none", [True, False])
-@pytest.mark.parametrize(("then", "said"), [(begins_anew, ""), (goes_back_again, ""), (goes_on, ON)])
-def test_a_backward_that_stops_with_an_error(monkeypatch, then, said, none):
+@diagonal(then=[begins_anew, goes_back_again, goes_on], none=[True, False])
+def test_a_backward_that_stops_with_an_error(monkeypatch, then, none):
     monkeypatch.setattr(RunsOutOfMemory, "count", 0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 20), nn.GELU(), Large(20, 20), nn.GELU(), nn.Linear(20, 3))
@@ -294,6 +291,7 @@ def test_a_backward_that_stops_with_an_error(monkeypatch, then, said, none):
                     passed = then(optimizer, loss, none)
             optimizer.step()
             optimizer.zero_grad(set_to_none=none)
-    why = [f"the gradients of update 2, layer by layer ({said})"] if said else []
+    said = "a backward stopped with an error, and the loop goes on without clearing the gradients"
+    why = [f"the gradients of update 2, layer by layer ({said})"] if then is goes_on else []
     assert (seen.verdict, seen.not_examined) == ("no defect", why), str(seen)
     assert seen.facts["updates"] == 3

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from support.marks import slow_after
 from support.watched_loops import Loop
 from torch import nn
 from torch.nn import functional as F
@@ -199,16 +200,19 @@ def images(layer):
     )
 
 
+QUICK = [OwnStatistics, Routed, OfObjects, Batched]
+
+
 @pytest.mark.parametrize(
     "make",
-    [
-        OwnStatistics, UnitRows, Routed, Layerdrop, Mixed, OfObjects, Batched,
+    slow_after(len(QUICK), [
+        *QUICK, UnitRows, Layerdrop, Mixed,
         lambda: nn.Sequential(CastBack(WIDTH), nn.GELU(), CastBack(WIDTH)),
         lambda: images(Depthwise()),
         lambda: images(Scaled(WIDTH, WIDTH, 7, padding=3, groups=WIDTH)),
         lambda: images(NormAct(nn.ReLU(inplace=True))),
         lambda: nn.Sequential(images(BatchNormAct()), nn.Tanh()),
-    ],
+    ]),
 )  # fmt: skip
 def test_a_right_loop_has_no_defect(make):
     random.seed(4)

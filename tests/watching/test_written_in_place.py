@@ -4,8 +4,8 @@ through the base of the view. And losses of features of a frozen network that wr
 import copy
 from dataclasses import replace
 
-import pytest
 import torch
+from support.marks import diagonal
 from support.watched_loops import Loop
 from torch import nn
 from torch.nn import functional as F
@@ -110,8 +110,7 @@ def loop(name: str, dtype: torch.dtype) -> Loop:
     return replace(LOOP, make=make, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", sorted(NETWORKS.keys() - {"wrong"}))
+@diagonal(name=sorted(NETWORKS.keys() - {"wrong"}), dtype=[torch.float32, torch.bfloat16, torch.float16])
 def test_an_output_that_is_written_into_is_seen(name, dtype):
     watched, plain = loop(name, dtype), loop(name, dtype)
     seen = watched.run(mpcompare.watch)
@@ -181,8 +180,7 @@ def watched_features(network, dtype, seed):
     return made.run(mpcompare.watch)
 
 
-@pytest.mark.parametrize("network", [Residual, OfView])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@diagonal(network=[Residual, OfView], dtype=[torch.float32, torch.bfloat16, torch.float16])
 def test_a_loss_of_features_that_are_written_in_place_is_seen(dtype, network):
     seen = watched_features(network, dtype, seed=1)
     assert (seen.defects, seen.not_examined) == ([], [])

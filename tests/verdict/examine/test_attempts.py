@@ -60,6 +60,7 @@ def test_a_backend_that_dislikes_an_input_is_not_called_the_same(precision, stop
     assert str(verdict) == f"not examined: {stopped}"
 
 
+@pytest.mark.slow
 def test_a_mistake_that_another_pass_found_is_named():
     verdict, findings = judged(CannotLoadAndHalves, "bf16")
     assert list(findings.stopped) == ["again", "resume"]

@@ -9,6 +9,7 @@ from planted.branches import BASE, GradientsStay, make
 from support.backends import BACKENDS
 from support.branches import Branches, branched
 from support.judging import examined
+from support.marks import diagonal
 
 from mpcompare.tasks.losses import cross_entropy
 from mpcompare.tasks.optimizers import Adam, AdamW
@@ -53,8 +54,7 @@ def test_a_gradient_that_is_missing_or_0_for_no_reason_is_none():
     assert moved(frozenset(HEADS[2]), weights, after) == {"heads.2.bias": True, "heads.2.weight": False}
 
 
-@pytest.mark.parametrize("name", ["amp", "fp32", "master_weights"])
-@pytest.mark.parametrize("optimizer", [BASE.optimizer, Adam(1e-3)], ids=repr)
+@diagonal(name=["amp", "fp32", "master_weights"], optimizer=[BASE.optimizer, Adam(1e-3)])
 def test_backends_leave_an_unused_branch_alone(name, optimizer):
     task, data = make(optimizer=optimizer)
     precision = "fp32" if name == "fp32" else "bf16"

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.foreign import Network, images
+from support.marks import diagonal
 from support.mutations import layers_of, subject_of
 from torch import nn
 from torch.nn import functional as F
@@ -96,15 +97,14 @@ def nearest(make, precision):
     return max(c.value / c.limit for c in checks if c.limit and not c.name.startswith("zeros"))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@diagonal(name=list(FUNCTIONS), precision=["bf16", "fp16"])
 def test_roundings_at_a_kink_are_no_errors(name, precision):
     assert nearest(lambda: Summed(FUNCTIONS[name]), precision) < 0.7
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize(
-    "make", [lambda: Repeated(FUNCTIONS["clamp"]), lambda: OfALayer(None), lambda: WrittenInto(abs)]
+@diagonal(
+    make=[lambda: Repeated(FUNCTIONS["clamp"]), lambda: OfALayer(None), lambda: WrittenInto(abs)],
+    precision=["bf16", "fp16"],
 )
 def test_so_it_is_in_checkpoints_and_with_outputs_of_layers(make, precision):
     assert nearest(make, precision) < 0.7

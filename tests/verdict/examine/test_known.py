@@ -3,7 +3,6 @@
 import pytest
 import torch
 from support.foreign import Network, images
-from support.marks import slow_after
 from support.mutations import layers_of, subject_of
 from torch import nn
 
@@ -60,7 +59,8 @@ def replayed(network, precision="bf16"):
     return layers_of(subject, "run").findings.replays["first"]
 
 
-@pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_samples_of_known_products_are_as_those_that_are_computed(precision, known, monkeypatch):
     monkeypatch.setattr(samples, "SAMPLES", 64)
     monkeypatch.setattr(samples, "MOST", 64)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.backends import BACKENDS
 from support.foreign import Network, images
+from support.marks import diagonal
 from support.mutations import layers_of, subject_of
 from torch import nn
 from torch.nn import functional as F
@@ -64,16 +65,12 @@ class Routed(nn.Module):
         return self.own(self.first(x.flatten(1)).relu())
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize(
-    ("own", "at"),
-    [(Cancelling, "output own"), (Between, "input own.after"), (Several, "input own.after")],
-)
-def test_operands_of_products_are_rounded_as_the_step_did(own, at, precision, wide):
+@diagonal(own=[Cancelling, Between, Several], precision=["bf16", "fp16"])
+def test_operands_of_products_are_rounded_as_the_step_did(own, precision, wide):
     network = Network("routed", "torch", lambda: Routed(wide, own), lambda samples: images(28, 1, samples))
     amp = layers_of(subject_of(network, precision, Amp), "amp")
-    place = amp.findings.replays["first"].places[at]
+    place = amp.findings.replays["first"].places["output own" if own is Cancelling else "input own.after"]
     assert place.error <= 2 * place.rounding
     assert not doubt(amp)
     run = layers_of(subject_of(network, precision, BACKENDS["master_weights"]), "run")

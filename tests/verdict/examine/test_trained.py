@@ -8,7 +8,7 @@ import torch
 from support.backends import BACKENDS
 from support.correct import WholeStep
 from support.judging import dataset_of, examined
-from support.marks import slow_after
+from support.marks import diagonal
 from support.tasks import make_task
 
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
@@ -28,8 +28,7 @@ def worst(trained):
     return max([e.excess for e in trained.drive.updates[0].values()] + of_moments)
 
 
-@pytest.mark.parametrize("name", ["amp", "scratch", "fused", "master_weights", "fp32"])
-@pytest.mark.parametrize("optimizer", slow_after(2, OPTIMIZERS), ids=repr)
+@diagonal(name=["amp", "scratch", "fused", "master_weights", "fp32"], optimizer=OPTIMIZERS)
 def test_a_right_update_and_what_it_leaves_are_within_fp32_roundings(name, optimizer):
     trained = found(name, replace(TASK, optimizer=optimizer, clip_norm=0.05), "fp32" if name == "fp32" else "bf16")
     kinds = set(optimizer.initial_state(torch.zeros(()))) - {"step"}

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from planted import layers
 from support.judging import compared_with_amp, dataset_of, examined
+from support.marks import slow_after
 from support.tasks import make_task
 from torch import nn
 
@@ -113,7 +114,11 @@ class BackwardOfLossIn16Bits(Amp):
     ("backend", "words"),
     [
         (layers.LossIn16Bits, "forward of softmax and loss computes in bf16, where amp bf16 does in fp32"),
-        (BackwardOfLossIn16Bits, "backward of softmax and loss computes in bf16, where amp bf16 does in fp32"),
+        pytest.param(
+            BackwardOfLossIn16Bits,
+            "backward of softmax and loss computes in bf16, where amp bf16 does in fp32",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_loss_in_16_bits_is_found_by_its_dtype(backend, words):
@@ -121,7 +126,7 @@ def test_a_loss_in_16_bits_is_found_by_its_dtype(backend, words):
     assert (verdict.word, verdict.cause, verdict.because) == ("differs", "loss", words)
 
 
-@pytest.mark.parametrize("backend", [Patched, BiasInFp32])
+@pytest.mark.parametrize("backend", slow_after(1, [Patched, BiasInFp32]))
 def test_a_product_in_the_precision_is_right_whatever_else_is_in_fp32(backend):
     verdict = judged(backend)
     assert verdict.word == "same", verdict.because

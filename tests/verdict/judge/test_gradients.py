@@ -108,6 +108,7 @@ def test_the_uses_of_a_tied_weight_and_of_a_layer_that_is_called_twice_are_count
     assert uses["positions.weight"] == uses["blocks.0.down.weight"] == 1
 
 
+@pytest.mark.slow
 def test_a_reference_beyond_roundings_shows_one_draw_of_its_errors():
     findings = examined("amp", Amp, TASK, DATA, "bf16", steps=2).findings
     run, rounding = Examined("amp", "bf16", {}, findings, None), RoundingError(0.01, 16.0, 4, 0.001)

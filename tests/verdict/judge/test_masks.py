@@ -21,6 +21,7 @@ def verdict_on(**changes):
     return judge_run(run, amp)
 
 
+@pytest.mark.slow
 def test_a_run_whose_steps_vary_as_the_networks_is_not_accused():
     for changes in ({}, {"slopes": []}, {"losses": [math.inf, 2.0]}):
         verdict = verdict_on(**changes)

@@ -8,7 +8,6 @@ import torch
 from support.backends import BACKENDS
 from support.correct import SplitBatch
 from support.judging import dataset_of, examined
-from support.marks import slow_after
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
@@ -39,10 +38,9 @@ def judged(backend, policy):
     return amp.findings, run.findings, judge_run(run, amp)
 
 
-@pytest.mark.parametrize("backend", slow_after(1, [SplitBatch, InParts]))
-@pytest.mark.parametrize(
-    "policy", slow_after(1, [DynamicLossScale(), DynamicLossScale(2.0**24), StaticLossScale(256.0)])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [SplitBatch, InParts])
+@pytest.mark.parametrize("policy", [DynamicLossScale(), DynamicLossScale(2.0**24), StaticLossScale(256.0)])
 def test_a_batch_in_parts_overflows_at_a_larger_scale_and_is_right(backend, policy):
     amp, run, verdict = judged(backend, policy)
     assert verdict.word == "same", verdict.because

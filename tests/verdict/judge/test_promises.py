@@ -185,7 +185,7 @@ def test_with_a_loss_scale_everybody_skips_and_nothing_shows_the_promise():
     [
         (Bf16Weights, "bf16", "no master weights"),
         pytest.param(Bf16States, "bf16", "moments", marks=pytest.mark.slow),
-        (OwnLossScale, "fp16", "loss scale"),
+        pytest.param(OwnLossScale, "fp16", "loss scale", marks=pytest.mark.slow),
         (ClipsInTheStep, "bf16", "clip"),
     ],
 )
@@ -204,6 +204,7 @@ def test_a_promise_that_is_not_kept_is_a_difference(promises):
     assert judged.because.startswith("it declares ")
 
 
+@pytest.mark.slow
 def test_more_than_was_declared_is_a_difference():
     judged = verdict(UpdatesTwice)
     assert (judged.word, judged.cause) == ("differs", "optimizer"), judged.because

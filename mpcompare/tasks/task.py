@@ -140,8 +140,8 @@ def _fault(parameter: nn.Parameter) -> str:
 def with_values(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> nn.Module:
     """Returns a copy of ``model`` with the values in ``params`` and ``buffers``; others stay as they are."""
     model = copy_of(model)
-    _fill(model.named_parameters(), params)
-    _fill(model.named_buffers(), buffers)
+    put_values(model.named_parameters(), params)
+    put_values(model.named_buffers(), buffers)
     return model
 
 
@@ -149,11 +149,12 @@ def sharing_parameters(model: nn.Module, buffers: Mapping[str, Tensor] | None = 
     """Returns a copy of ``model`` with the same parameters, which nobody may write into. Its buffers are its own, and
     have the values in ``buffers`` where these are given."""
     model = copy_of(model, {id(p): p for p in model.parameters()})
-    _fill(model.named_buffers(), buffers or {})
+    put_values(model.named_buffers(), buffers or {})
     return model
 
 
-def _fill(named: Iterable[tuple[str, Tensor]], values: Mapping[str, Tensor]) -> None:
+def put_values(named: Iterable[tuple[str, Tensor]], values: Mapping[str, Tensor]) -> None:
+    """Writes ``values`` into the tensors with these names; others stay as they are."""
     with torch.no_grad():
         for name, tensor in named:
             if name in values:

@@ -102,10 +102,10 @@ def _oracle(held: Held, made: Activations) -> int:
 
 
 def _roundings(held: Held, made: Activations, precision: Precision) -> int:
-    """The network in fp32; its copy, its gradients, and the gradients of a rounded step one by one, in the dtype in
-    which roundings are sampled. What forward keeps, and the gradients of activations."""
+    """The network in fp32; its copy, its gradients, and the gradients of a rounded step, in the dtype in which
+    roundings are sampled. What forward keeps, and the gradients of activations."""
     dtype = _of_samples(precision)
-    return held.params + dtype * (2 * held.params + held.largest) + _sampled(made, dtype)
+    return held.params + dtype * 3 * held.params + _sampled(made, dtype)
 
 
 def _trained_step(held: Held, made: Activations, precision: Precision, micro_batches: int) -> int:

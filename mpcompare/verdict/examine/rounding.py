@@ -7,15 +7,11 @@ errors are left.
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from mpcompare.contract import Batches
@@ -24,7 +20,7 @@ from mpcompare.tasks.batch import each
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import EXAMINED, seed_step, without_masks
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import Params
+from mpcompare.tasks.task import Params, put_values
 from mpcompare.verdict.examine.forced.roundings import Roundings, in_operations
 from mpcompare.verdict.examine.numerics import chunks, dimensions, sketch
 from mpcompare.verdict.examine.oracle import unfrozen
@@ -54,20 +50,17 @@ def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision
     roundings = Roundings(precision, math.inf, before_bias=True)
     without_masks(network)  # so that the roundings are seen
     step = _Step(network, loss_fn, batches)
-    exact: Params = {}
-    step.take(exact.__setitem__)
-    errors = {name: _Errors(exact[name]) for name in step.names}
+    exact = step.take()
+    errors = {name: _Errors(t) for name, t in exact.items()}
     for roundings.sample in range(SAMPLES):
-
-        def compare(name: str, again: Tensor) -> None:
+        # Scores of attention and their gradients sum up to 0 where a key has a bias: each operation is rounded.
+        with roundings, in_operations(network), sdpa_kernel(SDPBackend.MATH):
+            found = step.take(roundings)
+        for name, again in found.items():
             if name in step.named:
                 roundings.round_(again)  # gradients may be stored in 16 bits, too
             errors[name].add(name, again.sub_(exact[name]), exact[name])
-
-        # Scores of attention and their gradients sum up to 0 where a key has a bias: each operation is rounded.
-        with roundings, in_operations(network), sdpa_kernel(SDPBackend.MATH):
-            step.take(compare, roundings)
-    return {name: errors[name].summed_up(share) for name in step.names}
+    return {name: errors[name].summed_up(share) for name in errors}
 
 
 def _some_rows(network: nn.Module, loss_fn: Loss, batches: Batches) -> tuple[Batches, float]:
@@ -113,70 +106,31 @@ class _Errors:
 
 
 class _Step:
-    """A step of a network, taken again and again from the same state.
-
-    Attributes:
-        named: the parameters that are trained.
-        names: the names of the tensors that the step returns: its gradients and then the floating buffers.
-    """
+    """A step of a network, taken again and again from the same state. ``named`` has the parameters that are trained."""
 
     def __init__(self, network: nn.Module, loss_fn: Loss, batches: Batches) -> None:
         self.network, self.loss_fn, self.batches = network, loss_fn, batches
         self.named = unfrozen(network)
-        self.statistics = [name for name, b in network.named_buffers() if b.is_floating_point()]
-        self.names = [*self.named, *self.statistics]
 
-    def take(self, found: Callable[[str, Tensor], None], roundings: Roundings | None = None) -> None:
-        """Takes the step. ``found`` is given each gradient and buffer, which it may keep. If there is one micro-batch,
-        it is given each gradient as soon as backward has made it, so that not all of them are in memory."""
-        network, named = self.network, self.named
+    def take(self, roundings: Roundings | None = None) -> Params:
+        """Takes the step, and returns its gradients and the floating buffers after it."""
+        network = self.network
         state = copy.deepcopy(dict(network.named_buffers()))
-        sums: Params = {}
-        handed: set[str] = set()
-        alone = len(self.batches) == 1
-
-        def hand_on(name: str, gradient: Tensor) -> None:
-            handed.add(name)
-            with _disable_current_modes(), torch.no_grad(), _summing(roundings):
-                found(name, gradient)
-
-        def arrived(name: str, p: Tensor) -> None:
-            gradient, p.grad = p.grad, None
-            assert gradient is not None
-            hand_on(name, gradient)
-
-        hooks = [p.register_post_accumulate_grad_hook(partial(arrived, name)) for name, p in named.items() if alone]
+        found: Params = {}
         seed_step(EXAMINED)
         for (x, y), share in zip(self.batches, shares_of(self.loss_fn, [y for _, y in self.batches]), strict=True):
             output = network(x) if roundings is None else _rounded_call(network, x, roundings)
             (self.loss_fn(output, y) * share).backward()  # as the oracle has it
             if roundings is not None:
                 roundings.passing("sum")  # the sum over micro-batches, which is in fp32
-            for name, p in named.items():
+            for name, p in self.named.items():
                 if p.grad is not None:
-                    sums[name] = sums[name] + p.grad if name in sums else p.grad
+                    found[name] = found[name] + p.grad if name in found else p.grad
             network.zero_grad(set_to_none=True)
-        for hook in hooks:
-            hook.remove()
-        for name, p in named.items():
-            if name not in handed:
-                hand_on(name, sums.pop(name) if name in sums else torch.zeros_like(p))
-        for name in self.statistics:
-            hand_on(name, network.get_buffer(name).clone())
-        for name, before in state.items():
-            network.get_buffer(name).copy_(before)
-
-
-@contextmanager
-def _summing(roundings: Roundings | None) -> Iterator[None]:
-    """While it is entered, results are rounded as stored sums, and not as in the part that is under way."""
-    if roundings is None:
-        yield
-        return
-    before = roundings.on, roundings.backward, roundings.constant
-    roundings.passing("sum")
-    yield
-    roundings.on, roundings.backward, roundings.constant = before
+        found = {name: found[name] if name in found else torch.zeros_like(p) for name, p in self.named.items()}
+        found |= {name: b.clone() for name, b in network.named_buffers() if b.is_floating_point()}
+        put_values(network.named_buffers(), state)
+        return found
 
 
 def _rounded_call(network: nn.Module, x: Tensor, roundings: Roundings) -> Any:

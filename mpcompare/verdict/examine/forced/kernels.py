@@ -5,7 +5,7 @@ gradient of a bias cancels, only the errors of its sum are left. That is no faul
 step is compared with torch's own results.
 """
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.tasks.cast import STAY_IN_FP32
+from mpcompare.tasks.task import put_values
 from mpcompare.verdict.examine.forced.own_products import is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_real
@@ -43,50 +44,31 @@ class Kernels:
     alike: set[str] = field(default_factory=set)
 
 
-def of_kernels(network: nn.Module, record: Record, after: Mapping[str, Tensor]) -> Kernels:
+def of_kernels(
+    network: nn.Module,
+    record: Record,
+    after: Mapping[str, Tensor],
+    kinds: tuple[type[nn.Module], ...] = (*STAY_IN_FP32, *MULTIPLY),
+    of: Container[str] | None = None,
+) -> Kernels:
     """Returns what torch's own norms, embeddings and layers of products make of the recorded operands.
 
     Args:
         network: in the state before the first call; it is in this state again in the end.
         after: the buffers after the last call.
+        kinds: the kinds of layers.
+        of: the names of parameters, of which a layer must have one; None: any layer.
     """
-    return _of_layers(network, record, after, lambda _, module: isinstance(module, (*STAY_IN_FP32, *MULTIPLY)))
-
-
-def has_output_of(network: nn.Module, record: Record, layer: str) -> bool:
-    """Returns whether a layer is torch's own, and makes the recorded outputs of the recorded operands, bit for bit."""
-    module, calls = network.get_submodule(layer), record.calls[layer]
-    if not is_torchs(module) or any(call.arguments is None for call in calls):
-        return False
-    return all(_has_bits(_results(module, call), call) for call in calls)
-
-
-def gradients_of_norms(network: nn.Module, record: Record, names: Collection[str]) -> dict[str, Tensor]:
-    """Returns the gradients of the scaled loss that torch's own norms, and embeddings, make of the recorded operands.
-
-    Args:
-        names: the names of the parameters; parameters of other layers are left out.
-    """
-
-    def wanted(layer: str, module: nn.Module) -> bool:
-        own = [f"{layer}.{name}" for name, _ in module.named_parameters()]
-        return isinstance(module, STAY_IN_FP32) and any(name in names for name in own)
-
-    made = _of_layers(network, record, {}, wanted)
-    return {name: g for name, g in made.grads.items() if name in names}
-
-
-def _of_layers(
-    network: nn.Module, record: Record, after: Mapping[str, Tensor], wanted: Callable[[str, nn.Module], bool]
-) -> Kernels:
     names, made = {id(p): name for name, p in network.named_parameters()}, Kernels()
     for layer, calls in record.calls.items():
         module = network.get_submodule(layer) if layer != OUTPUT else None
-        if module is None or not calls or not wanted(layer, module):
+        if not calls or not isinstance(module, kinds):
+            continue
+        if of is not None and not any(f"{layer}.{name}" in of for name, _ in module.named_parameters()):
             continue
         before = {name: b.clone() for name, b in module.named_buffers()}
         is_measure = is_torchs(module) or _calls_torchs_norm(module, calls[0])
-        _put_back(module, before)  # the call above may have moved the buffers
+        put_values(module.named_buffers(), before)  # the call above may have moved the buffers
         if not is_measure:
             continue
         grads, drawn = dict(made.grads), Noted({})
@@ -99,13 +81,16 @@ def _of_layers(
                 made.alike.add(f"output {layer}")
             full = {f"{layer}.{name}": b for name, b in module.named_buffers()}
             made.alike |= {f"buffer {name}" for name, b in full.items() if name in after and same_bits(b, after[name])}
-        _put_back(module, before)
+        put_values(module.named_buffers(), before)
     return made
 
 
-def _put_back(module: nn.Module, before: dict[str, Tensor]) -> None:
-    for name, b in module.named_buffers():
-        b.copy_(before[name])
+def has_output_of(network: nn.Module, record: Record, layer: str) -> bool:
+    """Returns whether a layer is torch's own, and makes the recorded outputs of the recorded operands, bit for bit."""
+    module, calls = network.get_submodule(layer), record.calls[layer]
+    if not is_torchs(module) or any(call.arguments is None for call in calls):
+        return False
+    return all(_has_bits(_results(module, call), call) for call in calls)
 
 
 def _again(module: nn.Module, call: Call, grads: dict[str, Tensor], names: dict[int, str]) -> bool:

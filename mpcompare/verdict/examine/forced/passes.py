@@ -16,10 +16,11 @@ from mpcompare.contract import Batches, Walk, called_module, watched_products
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.stored import Stored
+from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.tasks.task import sharing_parameters
 from mpcompare.verdict.examine.drive import RETRIES
 from mpcompare.verdict.examine.errors import gradient_error
-from mpcompare.verdict.examine.forced.kernels import gradients_of_norms
+from mpcompare.verdict.examine.forced.kernels import of_kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Record, calls_of
 from mpcompare.verdict.examine.forced.recorder import recorded
@@ -96,10 +97,10 @@ def layers_of(subject: Subject, walk: Walk, step: Recorded) -> Layers | None:
 
 def _compared_with_kernels(step: Recorded, layers: Layers) -> Errors:
     far = {name: e for name, e in layers.gradients.items() if e and e.error > K * layers.rounding[name].error}
-    made = gradients_of_norms(step.network, step.record, far) if far else {}
+    made = of_kernels(step.network, step.record, {}, STAY_IN_FP32, far).grads if far else {}
     # The gradients that arrive at the norms belong to a loss that may be multiplied by a factor.
     scale = step.scale * layers.factor
-    errors = {name: gradient_error(step.grads[name], g.double() / scale) for name, g in made.items()}
+    errors = {name: gradient_error(step.grads[name], g.double() / scale) for name, g in made.items() if name in far}
     return {name: e for name, e in errors.items() if e.residual < far[name].residual}
 
 

@@ -5,7 +5,6 @@
 A parameter belongs to the first group that takes it; a parameter that no group takes has the optimizer's own values.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
@@ -145,8 +144,7 @@ class GroupedReplay:
         self.replays: dict[Any, Any] = {}
 
     def _of(self, name: str) -> tuple[Any, float]:
-        parameter = re.sub(r" \d+$", "", name)  # a large tensor is replayed in parts, which are numbered
-        own, factor = in_group(self.optimizer, parameter, 0)
+        own, factor = in_group(self.optimizer, name, 0)
         if own not in self.replays:
             self.replays[own] = own.replay(self.coarse)
         return self.replays[own], factor

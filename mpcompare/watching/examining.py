@@ -194,7 +194,7 @@ def _errors(
         after = {kind: v for kind, v in step.state_after[name].items() if isinstance(v, Tensor) and v.dim()}
         replay = rule.replay(dtype, {dtype_name(v.dtype) for v in after.values()})
         found |= update_errors(replay, update_of(step, [name]), compute, COARSE.get(dtype, 1.0))
-        for kind, (value, magnitude) in replay.kept(f"{name} 0").items():
+        for kind, (value, magnitude) in replay.kept(name).items():
             if kind in after and step.state[name]:  # without a state before, the first update says nothing of the rule
                 error = (after[kind].double() - value).abs_()
                 moments[kind, name] = largest(error.div_(magnitude.mul(UNIT_ROUNDOFF)))

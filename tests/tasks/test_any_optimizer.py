@@ -134,12 +134,12 @@ def test_fp32_is_within_the_bounds_and_other_rates_are_not(name, settings):
     worst = remembered = 0.0
     elsewhere = []
     for before, grad, after, state in updates_of(optimizer):
-        change, magnitude = replay.step("w 0", grad.double(), before.double(), 1e-2)
+        change, magnitude = replay.step("w", grad.double(), before.double(), 1e-2)
         worst = max(worst, beyond(change, magnitude, before, after))
-        for kind, (value, may_be_off) in replay.kept("w 0").items():
+        for kind, (value, may_be_off) in replay.kept("w").items():
             off = (state[kind].double() - value).abs() / (may_be_off * 2.0**-24)
             remembered = max(remembered, off.max().item())
-        elsewhere.append(beyond(*other.step("w 0", grad.double(), before.double(), 1.01e-2), before, after))
+        elsewhere.append(beyond(*other.step("w", grad.double(), before.double(), 1.01e-2), before, after))
     assert worst <= 0.7
     assert remembered <= 0.5
     if name != "Rprop":  # its rate is only the rate of the first update
@@ -152,8 +152,8 @@ def test_a_replay_goes_on_from_a_state_that_was_loaded(name, settings):
     *_, (_, _, _, loaded), (before, grad, after, _) = updates_of(optimizer, 4)  # corrections are far from 1
     tensors = {kind: t.double().flatten() for kind, t in loaded.items() if kind != "step"}
     replay = optimizer.replay()
-    replay.remember("w 0", tensors, int(loaded.get("step", 3)))
-    change, magnitude = replay.step("w 0", grad.double(), before.double(), 1e-2)
+    replay.remember("w", tensors, int(loaded.get("step", 3)))
+    change, magnitude = replay.step("w", grad.double(), before.double(), 1e-2)
     assert beyond(change, magnitude, before, after) <= 0.7
 
 
@@ -175,7 +175,7 @@ def test_groups_have_rates_and_decays_of_their_own():
     nodes = [{key: node[key] for key in ("lr", "weight_decay")} for node in made.param_groups]
     assert nodes == [{"lr": 0.01, "weight_decay": 0}, {"lr": 0.1, "weight_decay": 0}]
     one = torch.ones(3, dtype=torch.float64)
-    changes = [optimizer.replay().step(f"{name} 0", one, one, 1e-2)[0] for name in "wb"]
+    changes = [optimizer.replay().step(name, one, one, 1e-2)[0] for name in "wb"]
     assert torch.allclose(changes[1], 10 * changes[0])
 
 

@@ -63,7 +63,7 @@ def test_torchs_groups_and_the_replay_have_the_same_values(optimizer):
             alone[name].step()
         torchs.step()
         for name, p in named.items():
-            flat = replay.step(f"{name} 0", p.grad.flatten(), before[name].flatten(), optimizer.lr)
+            flat = replay.step(name, p.grad.flatten(), before[name].flatten(), optimizer.lr)
             torch.testing.assert_close(p.detach().flatten(), before[name].flatten() + flat[0], rtol=1e-9, atol=1e-12)
             torch.testing.assert_close(p.detach(), alone[name].param_groups[0]["params"][0].detach())
 

@@ -10,6 +10,7 @@ from mpcompare.clipping import factor_of_norm
 from mpcompare.tasks.optimizers import UpdateReplay
 from mpcompare.verdict.examine.numerics import SKETCH, chunks, spread, total_norm
 from mpcompare.verdict.examine.seen import Seen
+from mpcompare.verdict.examine.updates import by
 from mpcompare.verdict.judge.accumulation import MicroBatches
 from mpcompare.verdict.judge.drive import Clip, ClipFactor, UpdateError
 from mpcompare.verdict.judge.errors import Errors, GradientError
@@ -69,41 +70,22 @@ def update_errors(
 
 
 def _update_error(replay: UpdateReplay, name: str, seen: Seen, short_dtype: torch.dtype, coarse: float) -> UpdateError:
-    excess = product = norm2 = should_far = 0.0
-    moves = lost = lost_in_fp32 = short = left = far = 0
-    known = seen.remembered.of(name)
-    kept = {kind: t for kind, t in known.items() if t.numel() == seen.before[name].numel()}
-    shared = {kind: t.double() for kind, t in known.items() if kind not in kept}  # a number, such as a product of rates
-    tensors = (seen.before[name], seen.after[name], seen.clipped[name], *kept.values())
-    for number, (w, new, g, *pieces) in enumerate(chunks(*tensors)):
-        short += zeros_of(new.to(short_dtype) - new)
-        stored, w, new = w, w.double(), new.double()
-        if known or seen.remembered.updates:  # some optimizers remember nothing but the count
-            loaded = shared | {kind: piece.double() for kind, piece in zip(kept, pieces, strict=True)}
-            replay.remember(f"{name} {number}", loaded, seen.remembered.updates, seen.remembered.at_once)
-        # An optimizer works element by element, so its replay may take each chunk as a tensor of its own.
-        s, m = replay.step(f"{name} {number}", g.double(), w, seen.lr)
-        changed, moved = new - w, w + s
-        excess = max(excess, update_error(w, new, s, m, coarse=coarse))
-        if coarse > 1:
-            beyond, expected = far_from(moved, new)
-            far, should_far = far + beyond, should_far + expected
-        product += torch.dot(changed, s).item()
-        norm2 += torch.dot(s, s).item()
-        moves += int(s.count_nonzero())
-        if zeros_of(changed):
-            stay = (changed == 0) & (s != 0)
-            lost += int(stay.sum())
-            left += int((stay & (moved.to(short_dtype).double() != w)).sum())
-        if zeros_of(rounded := moved.float().sub_(stored)):
-            lost_in_fp32 += int(((rounded == 0) & (s != 0)).sum())
+    stored, after = seen.before[name], seen.after[name]
+    w, new = stored.double(), after.double()
+    s, magnitude = by(replay)(name, seen)
+    changed, moved, is_moved = new - w, w + s, s != 0
+    lost = (changed == 0) & is_moved
+    lost_in_fp32 = (moved.float().sub_(stored) == 0) & is_moved
+    left = lost & (moved.to(short_dtype).double() != w)
+    moves, norm2 = max(int(is_moved.sum()), 1), s.square().sum().item()
+    far, should_far = far_from(moved, new) if coarse > 1 else (0, 0.0)
     return UpdateError(
-        excess=excess,
-        slope=product / norm2 if norm2 else 1.0,
-        lost=lost / max(moves, 1),
-        lost_in_fp32=lost_in_fp32 / max(moves, 1),
-        short=short / max(seen.before[name].numel(), 1),
-        left=left / max(moves, 1),
+        excess=update_error(w, new, s, magnitude, coarse=coarse),
+        slope=(changed * s).sum().item() / norm2 if norm2 else 1.0,
+        lost=int(lost.sum()) / moves,
+        lost_in_fp32=int(lost_in_fp32.sum()) / moves,
+        short=zeros_of(after.to(short_dtype) - after) / max(after.numel(), 1),
+        left=int(left.sum()) / moves,
         far=far,
         should_far=should_far,
     )

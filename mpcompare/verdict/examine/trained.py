@@ -135,7 +135,7 @@ def replayed(
         tensors = {kind: {name: kept[name]} for kind, kept in step.optimizer.items() if name in kept}
         known = Remembered(tensors, int(step.counts[name]) if name in step.counts else 0)
         updates |= rule.errors(replace(seen, clipped={name: g}, remembered=known))
-        for kind, (value, magnitude) in rule.replay.kept(f"{name} 0").items():
+        for kind, (value, magnitude) in rule.replay.kept(name).items():
             if name in kinds.get(kind, {}):
                 error = (spread(kinds[kind][name]).double() - value).abs_()
                 moments.setdefault(kind, {})[name] = largest(error.div_(magnitude.mul(UNIT_ROUNDOFF)))

@@ -9,12 +9,11 @@ import copy
 from collections.abc import Mapping
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from mpcompare.contract import Batches, State, Walk
 from mpcompare.dtypes import torch_dtype
-from mpcompare.precision import PRECISIONS, Precision
+from mpcompare.precision import PRECISIONS
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params, buffers_of, params_of
@@ -104,23 +103,14 @@ def effective_precision(subject: Subject, grads: Mapping[str, Tensor], errors: E
     if not asked.is_16_bit or error <= 2 * asked.unit_roundoff:
         return asked.name  # other precisions need not be tried
 
-    def errors_beside(other: Precision, dtype: torch.dtype) -> Errors:
-        return gradient_errors(grads, oracle(subject.exact_values, other, dtype).grads)
-
-    def fits(other: Precision, there: Errors) -> bool:
-        u = other.unit_roundoff
-        each = all(relative_error(there[name]) <= max(relative_error(errors[name]), u) for name in errors)
-        return each and _largest(there) < min(error / 4, 16 * u)
-
     found = {}
     for other in (PRECISIONS[name] for name in TRIED):
         if torch_dtype(other.storage) is torch_dtype(asked.storage):
             continue
-        rough = errors_beside(other, torch.float32)  # fp32 arithmetic costs a quarter, and rules most precisions out
-        if fits(other, rough) and fits(other, there := errors_beside(other, torch.float64)):
+        there, u = gradient_errors(grads, oracle(subject.exact_values, other).grads), other.unit_roundoff
+        each = all(relative_error(there[name]) <= max(relative_error(errors[name]), u) for name in errors)
+        if each and _largest(there) < min(error / 4, 16 * u):
             found[other.name] = _largest(there)
-        elif (asked.name, other.name) == ("bf16", "fp32") and _largest(rough) >= error:
-            break  # fp16's oracle lies between the two, so it is not closer either
     return min(found, key=found.__getitem__, default=asked.name)
 
 

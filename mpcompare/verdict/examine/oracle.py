@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.contract import Batches
-from mpcompare.dtypes import dtype_name
 from mpcompare.instruments import heap
 from mpcompare.precision import FORMATS, Precision
 from mpcompare.tasks.batch import Batch
@@ -59,21 +58,15 @@ class Exact:
         return float(nonzero[exponent + math.log2(scale) < smallest].sum() / max(int(nonzero.sum()), 1))
 
 
-def oracle(values: ExactValues, precision: Precision, dtype: torch.dtype = torch.float64) -> Exact:
-    """Returns the exact step of the first batch at the initial weights; all entrants of a race share it.
-
-    Args:
-        precision: the precision whose operands the oracle starts from: the backends' precision or another.
-        dtype: fp32 where a rough answer is enough.
-    """
-    name = f"oracle-{precision.name}-{dtype_name(dtype)}"
-    step = values.once(name, _exact_values, precision, dtype)
+def oracle(values: ExactValues, precision: Precision) -> Exact:
+    """Returns the exact step of the first batch at the initial weights; all entrants of a race share it. It starts from
+    the operands of a precision: the backends' precision or another."""
+    step = values.once(f"oracle-{precision.name}", _exact_values, precision)
     return Exact(**{**step, "grads": Mapped(step["grads"])})
 
 
-def _exact_values(problem: Problem, precision: Precision, dtype: torch.dtype) -> dict[str, Any]:
-    count = precision.is_16_bit and dtype is torch.float64  # nobody asks for other exponents
-    return vars(exact_step(problem.network, problem.loss_fn, problem.batch, precision, count=count, dtype=dtype))
+def _exact_values(problem: Problem, precision: Precision) -> dict[str, Any]:
+    return vars(exact_step(problem.network, problem.loss_fn, problem.batch, precision, count=precision.is_16_bit))
 
 
 def exact_step(

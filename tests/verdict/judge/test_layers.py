@@ -230,13 +230,12 @@ def test_running_statistics_of_a_real_network_are_seen():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "vit_tiny", "gpt2, tied"])
-def test_mutations_of_real_networks_are_flagged_and_named(name):
+def test_mutations_of_real_networks_are_flagged_and_named(name, seed):
     network = next(network for network in NETWORKS if network.name == name)
     if network.library in ("timm", "transformers"):
         pytest.importorskip(network.library, reason=f"needs {network.library}: pip install '.[networks]'")
-    found = list(mutated(network, "bf16"))
-    assert len(found) >= 25
-    missed = [each for each in found if not each.failed]
-    assert len(missed) <= 0.01 * len(found), missed
-    assert sum(each.named for each in found) >= 0.95 * len(found)
+    found = list(mutated(network, "bf16", most=2, seed=seed))
+    assert len(found) >= 10
+    assert [each for each in found if not each.failed or not each.named] == []

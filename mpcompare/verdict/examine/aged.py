@@ -2,7 +2,6 @@
 grows."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -19,16 +18,10 @@ from mpcompare.verdict.judge.counts import Count
 UPDATES = 2**11
 
 
-@dataclass(frozen=True)
-class Age:
-    """The state of a backend after long training."""
-
-    of: Callable[[State], State]  # makes an old state of the state of a new backend
-    young: Exact | None  # the first step of the young backend, at the same loss scale; None where it overflows
-
-
-def age_of(young: Driver) -> Age | None:
-    """Returns what a backend would have after long training; None where nothing that it remembers ages.
+def age_of(young: Driver) -> tuple[Callable[[State], State], Exact | None] | None:
+    """Returns a function that makes an old state, as after long training, of the state of a new backend; and the first
+    step of the young backend at the same loss scale, None where it overflows. Returns None where nothing that the
+    backend remembers ages.
 
     The moments are the present ones, and the optimizer counts ``UPDATES``. The loss scale is the first one whose
     gradients were finite. It has had one good step less than it needs to grow.
@@ -54,13 +47,13 @@ def age_of(young: Driver) -> Age | None:
     def old(new: State) -> State:
         return {**new, "optimizer": kept_aside(), "loss_scale": {**new["loss_scale"], **loss_scale}}
 
-    return Age(old, young.first_step)
+    return old, young.first_step
 
 
-def aged(subject: Subject, age: Age) -> Aged:
+def aged(subject: Subject, old: Callable[[State], State], young: Exact | None) -> Aged:
     """Takes a step of the first batch at the initial weights."""
-    driver = Driver(subject, subject.scaling, new=age.young)
-    driver.load(state := age.of(driver.backend.state_dict()))
+    driver = Driver(subject, subject.scaling, new=young)
+    driver.load(state := old(driver.backend.state_dict()))
     counted = set(state["optimizer"].get("step", {}))
     del state
     driver.take(subject.first_batch)

@@ -58,13 +58,6 @@ class ExactValues:
                 self.clean = None
         return self.shared.once(name, lambda: function(self.problem, *arguments))
 
-    def there_and_here(self, name: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any] | None:
-        """Returns the value as it is where no backend has been, and as this process computes it; None where there is no
-        such process."""
-        if self.clean is None:
-            return None
-        return self.once(name, function, *arguments), function(self.problem, *arguments)
-
     def _make(self, clean: CleanProcess) -> None:
         """Makes the problem in the clean process. Raises CleanProcessError where it is another problem there. Then
         nobody else may have our values."""

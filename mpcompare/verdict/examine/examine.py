@@ -110,7 +110,7 @@ def _at_the_start(subject: Subject, attempts: Attempts) -> None:
     attempts.find("padding", padding, subject, driver.backend)
     del driver  # frees its backend before the next backend is made
     if age:
-        attempts.find("aged", aged, subject, age)
+        attempts.find("aged", aged, subject, *age)
 
 
 def _first(subject: Subject) -> Driver:

@@ -24,9 +24,10 @@ def written(subject: Subject, attempts: Attempts) -> list[str] | None:
 def patches_torch(values: ExactValues, precision: Precision) -> bool:
     """Returns whether an exact step of a few rows has other gradients in this process than in a process in which no
     backend has been, if there is such a process."""
-    if (both := values.there_and_here(f"few-rows-{precision.name}", _few_rows, precision)) is None:
+    if values.clean is None:
         return False
-    there, here = both
+    there = values.once(f"few-rows-{precision.name}", _few_rows, precision)
+    here = _few_rows(values.problem, precision)
     pairs = [(a, b) for name, sketched in there.items() for a, b in zip(sketched, here[name], strict=True)]
     return bool(sum((a - b) ** 2 for a, b in pairs) > FAR**2 * sum(a**2 for a, _ in pairs))
 

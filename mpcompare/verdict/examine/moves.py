@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpcompare.verdict.examine.numerics import places
+from mpcompare.verdict.examine.numerics import spread, spreads
 from mpcompare.verdict.judge.moves import Moves
 
 ELEMENTS = 1 << 12  # the number of elements of each tensor that are copied
@@ -24,10 +24,10 @@ class Digest:
     def __init__(self, backend: Any, dtype: torch.dtype) -> None:
         """``dtype`` is the format in which the backend computes."""
         self.backend, self.dtype = backend, dtype
-        masters = backend.master_params()
-        self.places = {name: places(p, ELEMENTS) for name, p in masters.items()}
-        lengths = torch.tensor([len(at[0]) if at else p.numel() for p, at in self._with_places(masters)])
-        self.before = self._weights(masters)
+        masters: Mapping[str, Tensor] = backend.master_params()
+        self.names = list(masters)
+        lengths = torch.tensor([len(some) for some in spreads(masters, ELEMENTS).values()])
+        self.before = self._weights()
         self.owners = torch.repeat_interleave(lengths).to(self.before.device)
         self.norms: list[Tensor] = []  # the norm of each tensor's change in a step
         self.short: list[Tensor] = []
@@ -35,7 +35,7 @@ class Digest:
 
     def take(self) -> None:
         """Looks at the weights after a step."""
-        weights = self._weights(self.backend.master_params())
+        weights = self._weights()
         self.norms.append(self._norms(weights.sub(self.before)))
         short = weights.to(self.dtype).to(weights.dtype) == weights
         # A weight that was 0 is lr g now: 0.05 times a 16-bit g is as short as g / 20 in one of five cases.
@@ -45,24 +45,21 @@ class Digest:
 
     def moves(self) -> Moves:
         """Returns what was seen, and waits for the device."""
-        norms = torch.stack(self.norms).cpu() if self.norms else torch.zeros(0, len(self.places))
-        few = norms[: max(1, NUMBERS // len(self.places))]
+        norms = torch.stack(self.norms).cpu() if self.norms else torch.zeros(0, len(self.names))
+        few = norms[: max(1, NUMBERS // len(self.names))]
         return Moves(
             steps=_rounded(torch.linalg.vector_norm(norms, dim=1)),
-            tensors={name: _rounded(few[:, number]) for number, name in enumerate(self.places)},
-            weights=dict(zip(self.places, _rounded(self.largest.cpu()), strict=True)),
+            tensors={name: _rounded(few[:, number]) for number, name in enumerate(self.names)},
+            weights=dict(zip(self.names, _rounded(self.largest.cpu()), strict=True)),
             short=[int(count) for count in self.short],
         )
 
-    def _with_places(self, masters: Mapping[str, Tensor]) -> list[tuple[Tensor, tuple[Tensor, ...] | None]]:
-        return [(masters[name], at) for name, at in self.places.items()]
-
-    def _weights(self, masters: Mapping[str, Tensor]) -> Tensor:
-        some = [p.detach() if at is None else p.detach()[at] for p, at in self._with_places(masters)]
-        return torch.cat([t.reshape(-1) for t in some]).float()
+    def _weights(self) -> Tensor:
+        masters = self.backend.master_params()
+        return torch.cat([spread(masters[name], ELEMENTS) for name in self.names]).float()
 
     def _norms(self, values: Tensor) -> Tensor:
-        sums = torch.zeros(len(self.places), dtype=torch.float64, device=values.device)
+        sums = torch.zeros(len(self.names), dtype=torch.float64, device=values.device)
         return sums.index_add_(0, self.owners, values.double().square_()).sqrt_()
 
 

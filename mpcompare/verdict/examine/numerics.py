@@ -139,14 +139,6 @@ def spreads(tensors: Mapping[str, Tensor], most: int | None = None) -> dict[str,
     return {name: spread(t, most) for name, t in tensors.items()}
 
 
-def places(tensor: Tensor, most: int) -> tuple[Tensor, ...] | None:
-    """Returns the places of at most so many elements, as an index of the tensor; None if these are all elements."""
-    distance = stride_of(tensor, most)
-    if distance == 1:
-        return None
-    return torch.unravel_index(torch.arange(0, tensor.numel(), distance, device=tensor.device), tensor.shape)
-
-
 def stride_of(tensor: Tensor, most: int) -> int:
     """Returns the distance from one to the next of at most so many elements. It shares no factor with any size, so that
     all columns have as many of them."""

@@ -19,7 +19,7 @@ def values():
     device = torch.device("cpu")
     problem = Problem(TASK.new_model(0, device), TASK.loss_fn, [make_batch(TASK, device)])
     few = _few_rows(problem, BF16)
-    return SimpleNamespace(there_and_here=lambda name, function, *arguments: (few, function(problem, *arguments)))
+    return SimpleNamespace(clean=True, problem=problem, once=lambda *_: few)
 
 
 def test_a_function_of_torch_that_was_replaced_is_found(monkeypatch):

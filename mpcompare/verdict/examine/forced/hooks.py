@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -132,7 +132,7 @@ def _reach(value: Any, undo: dict[int, Callable[[], object]], deep: int) -> None
         return
     inner: list[Any] = []
     if isinstance(value, FunctionType):
-        cells = [cell for cell in value.__closure__ or () if _is_full(cell)]
+        cells = [cell for cell in value.__closure__ or () if cell != CellType()]
         known = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
         contents = [cell.cell_contents for cell in cells]
         inner = [*contents, *known.values(), *(value.__defaults__ or ())]
@@ -170,11 +170,3 @@ def _refill(container: Any, values: Any) -> None:
 
 def _flat(values: Any) -> list[Any]:
     return [each for pair in values.items() for each in pair] if isinstance(values, dict) else list(values)
-
-
-def _is_full(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - an empty cell raises
-    except ValueError:
-        return False
-    return True

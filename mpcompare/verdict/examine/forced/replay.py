@@ -160,12 +160,8 @@ class Replay(ForcedNetwork):
             return grad / self.arithmetic.kept
 
     def in_full(self, grad: Tensor) -> Tensor:
-        """Returns a gradient in the dtype of the replay, without this part. At most one copy of it is made."""
-        cast = grad.to(as_complex(self.dtype, grad))
-        if self.arithmetic.kept == 1 or cast is grad:  # two parameters may have one gradient
-            return self._unscaled(cast)
-        with _disable_current_modes():
-            return cast.div_(self.arithmetic.kept)
+        """Returns a gradient in the dtype of the replay, without this part."""
+        return self._unscaled(grad.to(as_complex(self.dtype, grad)))
 
     def hand_on(self, gradients: Params) -> None:
         """Hands on gradients that are whole, and frees each of them."""

@@ -35,7 +35,7 @@ class RoundedResults(Arithmetic):
     def __init__(self, recorded: Recorded, errors: Errors, known: KnownLayers, storage: torch.dtype) -> None:
         super().__init__(known.dtype)
         self.errors, self.known, self.storage, self.roundings = errors, known, storage, known.roundings
-        self.narrow, self.wide = _norms_in_16_bits(recorded), _sums_in_fp32(recorded)
+        self.narrow, self.wide = _norms_in(recorded)
         self._cancels_in, self._smallest = self.roundings.cancels_in, self.roundings.smallest
 
     def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
@@ -104,23 +104,19 @@ def statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, b) for name, b in replay.network.named_buffers() if b.is_floating_point())
 
 
-def _norms_in_16_bits(recorded: Recorded) -> set[str]:
-    """Returns the names of torch's own norms that had numbers of 16 bits alone. Torch keeps their statistics in 16
-    bits, too, and the gradient that they pass down is a small rest of rounded terms."""
-    found = set()
+def _norms_in(recorded: Recorded) -> tuple[set[str], set[str]]:
+    """Returns the names of torch's own norms that had numbers of 16 bits alone: torch keeps their statistics in 16
+    bits, too, and the gradient that they pass down is a small rest of rounded terms. And returns the names of the norms
+    and embeddings that were given numbers of fp32 alone."""
+    narrow, wide = set(), set()
     for name, calls in recorded.record.calls.items():
-        module = recorded.network.get_submodule(name) if name != OUTPUT else None
-        formats = [{*c.held.values(), *(v.dtype for v in (*c.inputs, *c.outputs) if is_real(v))} for c in calls]
-        if isinstance(module, NORMS) and is_torchs(module) and all(kinds <= set(HALF) for kinds in formats):
-            found.add(name)
-    return found
-
-
-def _sums_in_fp32(recorded: Recorded) -> set[str]:
-    """Returns the names of the norms and embeddings that were given numbers of fp32 alone."""
-    found = set()
-    for name, calls in recorded.record.calls.items():
-        given = {d for c in calls for d in (*c.held.values(), *(v.dtype for v in c.inputs if is_real(v)))}
-        if name != OUTPUT and given == {torch.float32} and stays_in_fp32(recorded.network.get_submodule(name)):
-            found.add(name)
-    return found
+        if name == OUTPUT:
+            continue
+        module = recorded.network.get_submodule(name)
+        given = {dtype for c in calls for dtype in (*c.held.values(), *(v.dtype for v in c.inputs if is_real(v)))}
+        made = {v.dtype for c in calls for v in c.outputs if is_real(v)}
+        if isinstance(module, NORMS) and is_torchs(module) and given | made <= set(HALF):
+            narrow.add(name)
+        if given == {torch.float32} and stays_in_fp32(module):
+            wide.add(name)
+    return narrow, wide

@@ -4,9 +4,10 @@ A copy of the network in float64 has twice the bytes of its parameters, and so h
 layer needs its operands at a time. Between forward and backward a parameter has only its place in autograd's graph.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -71,14 +72,9 @@ class Weights(TorchFunctionMode):
         self.moved: Params = {}
         self._halves: Mapping[Line, torch.dtype] = {}
 
-    @contextmanager
-    def multiplying_in(self, halves: Mapping[Line, torch.dtype]) -> Iterator[None]:
+    def multiplying_in(self, halves: Mapping[Line, torch.dtype]) -> AbstractContextManager[Any]:
         """Rounds the operands of products while it is entered, by line of code to the format of 16 bits there."""
-        before, self._halves = self._halves, halves
-        try:
-            yield
-        finally:
-            self._halves = before
+        return mock.patch.object(self, "_halves", halves)
 
     def cast(self, p: Tensor, held: torch.dtype | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Returns a new tensor of a parameter's numbers, as they are in the dtype ``held``, in ``dtype``; None: in the

@@ -267,6 +267,22 @@ def test_updates_that_are_left_out_without_a_scaler_where_gradients_are_nan(clea
     assert seen.facts["backwards_left_out"] == (1 if clears else 0)
 
 
+@pytest.mark.parametrize("left_out", [{1}, {0, 1, 2}])
+def test_batches_are_left_out_on_purpose_but_not_before_each_update(left_out):
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        for update in range(3):
+            for factor in [4.0, 1.0] if update in left_out else [1.0]:
+                x, y = few()
+                F.cross_entropy(factor * model(x), y).backward()
+                if factor == 1:
+                    optimizer.step()
+                optimizer.zero_grad()
+    assert causes(seen) == (["accumulation"] if len(left_out) == 3 else [])
+    assert seen.facts["backwards_left_out"] == len(left_out)
+
+
 def test_a_loss_scale_that_fp16_does_not_hold():
     class InFp16(torch.amp.GradScaler):
         def scale(self, outputs):

@@ -14,7 +14,7 @@ from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, St
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.precision import BF16, FP16, PRECISIONS, Format
 from mpcompare.tasks.mlp import plain_mlp
-from mpcompare.tasks.task import Params, Task, buffers_of, params_of
+from mpcompare.tasks.task import Params, Task, buffers_of, params_of, put_buffers
 
 
 class TorchModel:
@@ -96,7 +96,7 @@ class TorchModel:
 
     def load_state_dict(self, state: State) -> None:
         copy_into(self.own_params(), state["params"])
-        copy_into(buffers_of(self.model), state["buffers"])
+        put_buffers(self.model, state["buffers"])
         load_optimizer_state(self.optimizer, self.updated_params(), state["optimizer"])
         loss_scale = state["loss_scale"]
         if hasattr(self, "scaler") and self.scaler.is_enabled() and "scale" in loss_scale:

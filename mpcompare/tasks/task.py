@@ -3,7 +3,7 @@
 Parameters, gradients and buffers travel as ``dict[str, Tensor]`` under the module's own names and in its own layouts.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -140,8 +140,11 @@ def _fault(parameter: nn.Parameter) -> str:
 def with_values(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> nn.Module:
     """Returns a copy of ``model`` with the values in ``params`` and ``buffers``; others stay as they are."""
     model = copy_of(model)
-    put_values(model.named_parameters(), params)
-    put_values(model.named_buffers(), buffers)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name in params:
+                p.copy_(params[name])
+    put_buffers(model, buffers)
     return model
 
 
@@ -149,16 +152,23 @@ def sharing_parameters(model: nn.Module, buffers: Mapping[str, Tensor] | None = 
     """Returns a copy of ``model`` with the same parameters, which nobody may write into. Its buffers are its own, and
     have the values in ``buffers`` where these are given."""
     model = copy_of(model, {id(p): p for p in model.parameters()})
-    put_values(model.named_buffers(), buffers or {})
+    put_buffers(model, buffers or {})
     return model
 
 
-def put_values(named: Iterable[tuple[str, Tensor]], values: Mapping[str, Tensor]) -> None:
-    """Writes ``values`` into the tensors with these names; others stay as they are."""
-    with torch.no_grad():
-        for name, tensor in named:
-            if name in values:
-                tensor.copy_(values[name])
+def put_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Writes ``values`` into the buffers with these names. A forward pass may make a buffer, or put one of another shape
+    in its place, such as a table of positions for longer sequences. Then a copy of the value takes its place."""
+    own, device = dict(model.named_buffers()), next((p.device for p in model.parameters()), None)
+    for name, value in values.items():
+        b = own.get(name)
+        if b is not None and b.shape == value.shape:
+            with torch.no_grad():
+                b.copy_(value)
+        else:
+            layer, _, last = name.rpartition(".")
+            kind = {"device": device} if b is None else {"device": b.device, "dtype": b.dtype}
+            model.get_submodule(layer)._buffers[last] = value.detach().to(**kind, copy=True)
 
 
 def params_of(model: nn.Module) -> Params:

@@ -37,7 +37,7 @@ def of_gradients(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
             because = f"in update {number} the gradients of {names} still hold the gradients of the update before: "
             because += "nobody cleared them"
             yield Defect("accumulation", taken.sum.stale[0], because)
-        # A loop may leave a batch out on purpose, such as one whose loss is too large. It does not do so in each update.
+        # A loop may leave a batch out on purpose, such as one whose loss is too large, but not before each update.
         if taken.sum.dropped and all(each.dropped for each in look.used()) and look.attached.is_alone:
             because = f"the gradients of {taken.sum.dropped} backward passes were cleared before update {number} used "
             yield Defect("accumulation", "", because + "them")

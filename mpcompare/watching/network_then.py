@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from mpcompare.tasks.copies import copy_of
+from mpcompare.tasks.task import put_buffers
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.watching.modules_then import hooks_then, set_attributes
 from mpcompare.watching.steps import Sum
@@ -37,10 +38,7 @@ def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module
             module.sparse = False  # type: ignore[assignment] # the gradient of an embedding; its numbers are the same
         if "_original_forward" in vars(module):  # Accelerate has put a forward in its place that enters autocast
             module.__dict__["forward"] = vars(module)["_original_forward"]
-    with torch.no_grad():
-        for name, b in copied.named_buffers():
-            if name in at.first.buffers:
-                b.copy_(at.first.buffers[name])
+    put_buffers(copied, at.first.buffers)
     return copied
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from mpcompare.contract import Batches, Walk
 from mpcompare.tasks.draws import EXAMINED, masks_depend_on_dtype, seed_step, state
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import Params, put_values
+from mpcompare.tasks.task import Params, put_buffers
 from mpcompare.verdict.examine.new_step import begun
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
@@ -102,7 +102,7 @@ def _exact_samples(subject: Subject) -> dict[str, Any]:
             loss += part.item()
         grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
         network.zero_grad(set_to_none=True)
-        put_values(network.named_buffers(), before)
+        put_buffers(network, before)
         if number in MEAN:
             direction = {name: g / len(MEAN) + direction.get(name, 0) for name, g in grads.items()}
         else:

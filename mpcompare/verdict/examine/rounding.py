@@ -20,7 +20,7 @@ from mpcompare.tasks.batch import each
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import EXAMINED, seed_step, without_masks
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import Params, put_values
+from mpcompare.tasks.task import Params, put_buffers
 from mpcompare.verdict.examine.forced.roundings import Roundings, in_operations
 from mpcompare.verdict.examine.numerics import chunks, dimensions, sketch
 from mpcompare.verdict.examine.oracle import unfrozen
@@ -129,7 +129,7 @@ class _Step:
             network.zero_grad(set_to_none=True)
         found = {name: found[name] if name in found else torch.zeros_like(p) for name, p in self.named.items()}
         found |= {name: b.clone() for name, b in network.named_buffers() if b.is_floating_point()}
-        put_values(network.named_buffers(), state)
+        put_buffers(network, state)
         return found
 
 

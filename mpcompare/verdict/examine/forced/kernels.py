@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.tasks.cast import STAY_IN_FP32
-from mpcompare.tasks.task import put_values
+from mpcompare.tasks.task import put_buffers
 from mpcompare.verdict.examine.forced.own_products import is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_real
@@ -68,7 +68,7 @@ def of_kernels(
             continue
         before = {name: b.clone() for name, b in module.named_buffers()}
         is_measure = is_torchs(module) or _calls_torchs_norm(module, calls[0])
-        put_values(module.named_buffers(), before)  # the call above may have moved the buffers
+        put_buffers(module, before)  # the call above may have moved the buffers
         if not is_measure:
             continue
         grads, drawn = dict(made.grads), Noted({})
@@ -81,7 +81,7 @@ def of_kernels(
                 made.alike.add(f"output {layer}")
             full = {f"{layer}.{name}": b for name, b in module.named_buffers()}
             made.alike |= {f"buffer {name}" for name, b in full.items() if name in after and same_bits(b, after[name])}
-        put_values(module.named_buffers(), before)
+        put_buffers(module, before)
     return made
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
+from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.examine.forced.random_numbers import Noted
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.layers import checks as layer_checks
@@ -82,6 +83,36 @@ def test_the_roundings_of_a_constant_are_counted_where_it_multiplies(norm_of, ro
         norm * x
     (found,) = noted.constants.at.values()
     assert found == (torch.bfloat16, roundings)
+
+
+class WrittenInto(nn.Module):
+    """Writes numbers into a constant in the dtype of its input, part by part, as DeepSeek-V3.2 puts its keys together.
+    And it adds numbers to a constant in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.tanh = nn.Linear(784, 32), nn.Linear(32, 10), nn.Tanh()
+
+    def forward(self, x):
+        x = self.first(x.flatten(1))
+        keys = x.new_full(x.shape, 0.1)
+        keys[:, :16].copy_(x[:, 16:])
+        keys[:, 16:] = x[:, :16]
+        shift = x.new_full(x.shape, 0.1)
+        shift += keys
+        return self.last(self.tanh(shift))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_constant_that_is_written_into_is_the_tensor_that_holds_the_numbers(precision):
+    network = Network("written", "torch", WrittenInto, lambda samples: images(28, 1, samples))
+    amp, run = (
+        layers_of(subject_of(network, precision, make), name)
+        for name, make in (("amp", Amp), ("run", BACKENDS["master_weights"]))
+    )
+    place = amp.findings.replays["first"].places["input tanh"]
+    assert place.rounding < PRECISIONS[precision].unit_roundoff * place.norm
+    assert [check.because for check in layer_checks(Case(run, amp)) if not check.passed] == []
 
 
 class Placed(nn.Module):

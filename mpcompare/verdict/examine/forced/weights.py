@@ -127,7 +127,7 @@ class Weights(TorchFunctionMode):
             is_cast = self.autocast and func in PRODUCTS
             args, kwargs = tree_map_only(nn.Parameter, self.copied if is_cast else self.taken, (args, kwargs))
         if self.narrow and are_met(args, kwargs) and (narrow := self.narrow.get(line_of_the_network())) is not None:
-            args, kwargs = with_constants((args, kwargs), narrow, self.constant)
+            args, kwargs = with_constants(func, (args, kwargs), narrow, self.constant)
         if self._halves and func in PRODUCTS and (half := self._halves.get(line_of_the_network())) is not None:
             args, kwargs = as_operands((args, kwargs), half)
         if theirs := self.choosing.operands(func, (args, kwargs)):

@@ -157,8 +157,8 @@ def sharing_parameters(model: nn.Module, buffers: Mapping[str, Tensor] | None = 
 
 
 def put_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Writes ``values`` into the buffers with these names. A forward pass may make a buffer, or put one of another shape
-    in its place, such as a table of positions for longer sequences. Then a copy of the value takes its place."""
+    """Writes ``values`` into the buffers with these names. A forward pass may make a buffer, or put one of another
+    shape in its place, such as a table of positions for longer sequences. Then a copy of the value takes its place."""
     own, device = dict(model.named_buffers()), next((p.device for p in model.parameters()), None)
     for name, value in values.items():
         b = own.get(name)

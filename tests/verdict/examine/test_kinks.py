@@ -1,4 +1,4 @@
-"""Functions with kinks between layers: a replay stays on the step's side of each kink."""
+"""Functions with kinks, between layers or within one: a replay stays on the step's side of each kink."""
 
 import math
 from dataclasses import replace
@@ -77,6 +77,39 @@ class OfALayer(Summed):
         return self.last(self.second(torch.maximum(a + b, c)).mean((2, 3)))
 
 
+class OfASum(nn.Module):
+    """A layer that calls the function of a sum, as a norm calls its activation."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, a, b, c):
+        return self.function(a + b + c)
+
+
+class WithinALayer(Summed):
+    """The function is called within a layer."""
+
+    def __init__(self, function):
+        super().__init__(function)
+        self.layer = OfASum(function)
+
+    def forward(self, x):
+        return self.last(self.second(self.layer(*(layer(x) for layer in self.first))).mean((2, 3)))
+
+
+class WithinALayerRepeated(WithinALayer):
+    """A checkpoint computes the layer twice."""
+
+    def block(self, x):
+        return self.second(self.layer(*(layer(x) for layer in self.first)))
+
+    def forward(self, x):
+        twice = sum(checkpoint(self.block, part * x, use_reentrant=False) for part in (1.0, 0.5))
+        return self.last(twice.mean((2, 3)))
+
+
 class WrittenInto(Summed):
     """The output of a layer is written into before the function is called."""
 
@@ -103,7 +136,13 @@ def test_roundings_at_a_kink_are_no_errors(name, precision):
 
 
 @diagonal(
-    make=[lambda: Repeated(FUNCTIONS["clamp"]), lambda: OfALayer(None), lambda: WrittenInto(abs)],
+    make=[
+        lambda: Repeated(FUNCTIONS["clamp"]),
+        lambda: OfALayer(None),
+        lambda: WrittenInto(abs),
+        lambda: WithinALayer(abs),
+        lambda: WithinALayerRepeated(FUNCTIONS["clamp"]),
+    ],
     precision=["bf16", "fp16"],
 )
 def test_so_it_is_in_checkpoints_and_with_outputs_of_layers(make, precision):
@@ -120,10 +159,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_function_is_found(name):
+@diagonal(name=list(WRONG), network=[Summed, WithinALayer])
+def test_a_wrong_function_is_found(name, network):
     # The check that fails may be near its limit: the sums of three layers have few digits in bf16.
-    assert nearest(lambda: Summed(WRONG[name]), "bf16") > 1
+    assert nearest(lambda: network(WRONG[name]), "bf16") > 1
 
 
 def of_numbers(function, own, theirs, near):

@@ -161,6 +161,13 @@ def _compared(args: Any, own: Tensor, theirs: Tensor, near: float) -> Tensor:
     return theirs if bool(((own == theirs) | ((first - second).abs() <= near * largest)).all()) else own
 
 
+def _by_place(noted: Iterable[Choice]) -> dict[Place, deque[Choice]]:
+    found: dict[Place, deque[Choice]] = {}
+    for choice in noted:
+        found.setdefault(choice.place, deque()).append(choice)
+    return found
+
+
 class Choosing:
     """Makes the choices of a recorded call of a network once more.
 
@@ -180,29 +187,30 @@ class Choosing:
     @contextmanager
     def of(self, noted: Sequence[Choice], near: float) -> Iterator[None]:
         """Makes these choices, in their order, where the numbers agree within a share ``near`` of them."""
-        left: dict[Place, deque[Choice]] = defaultdict(deque)
-        for choice in noted:
-            left[choice.place].append(choice)
-        self._left, self._near = dict(left), near
+        self._left, self._near = _by_place(noted), near
         try:
             yield
         finally:
             self._left = {}
 
     @contextmanager
-    def within(self, returned: Sequence[Tensor] = (), near: float = 0.0) -> Iterator[None]:
-        """Lets a layer choose the k largest numbers of a row as it did while it is entered, and nothing else.
+    def within(
+        self, returned: Sequence[Tensor] = (), near: float = 0.0, noted: Sequence[Choice] = ()
+    ) -> Iterator[None]:
+        """Lets a layer choose the k largest numbers of a row as it did while it is entered, and stay on its side of
+        each kink.
 
         Args:
             returned: the places that the layer returned.
             near: the part of the numbers by which they may be apart.
+            noted: the operands of its functions with kinks.
         """
-        before = self._returned, self._near
-        self._returned, self._near = returned, near
+        before = self._returned, self._near, self._left
+        self._returned, self._near, self._left = returned, near, _by_place(noted)
         try:
             yield
         finally:
-            self._returned, self._near = before
+            self._returned, self._near, self._left = before
 
     def again(self, func: Any, given: Any, result: Any) -> Any:
         """Returns the result of an operator of CHOICES as it was in the step."""
@@ -237,20 +245,21 @@ class Choosing:
         return self._near**2
 
     def operands(self, func: Any, given: Any) -> list[Tensor]:
-        """Returns the operands that a function with kinks between layers had in the step; none for other functions.
+        """Returns the operands that a function with kinks had in the step; none for other functions.
 
         Args:
             given: the arguments that the replay gives the function, without names and with them.
         """
-        if self._returned is not None or not (name := operator_of(func)):
+        is_within = self._returned is not None
+        if (is_within and not self._left) or not (name := operator_of(func)):
             return []
         own, place = operands(given), (*line_of_the_network(), name)
-        if in_backward():  # a checkpoint calls it once more
+        if in_backward() and not is_within:  # a checkpoint calls it once more
             theirs = [nearest(y, self._operands[place]) for y in own]
         else:
             left = self._left.get(place, deque())
             theirs = [left.popleft().chosen for _ in own[: len(left)]]
-            self._operands[place] += theirs
+            self._operands[place] += [] if is_within else theirs
         # An operand that was not noted is the output of a layer, which the replay has as it was.
         found = [x if x.numel() == y.numel() else y for x, y in zip(theirs, own, strict=False)]
         return found if len(found) == len(own) and any(x is not y for x, y in zip(found, own, strict=True)) else []

@@ -1,4 +1,4 @@
-"""Functions with kinks between layers, such as a clamp or a maximum. A replay stays on the step's side of each kink.
+"""Functions with kinks, such as a clamp or a maximum. A replay stays on the step's side of each kink.
 
 A rounding may move a number across a kink, where the derivative jumps, or to another integer where numbers are rounded
 to integers. So a replay goes on from the operands x of the step: of its own operands y it computes f(x) + J (y - x),

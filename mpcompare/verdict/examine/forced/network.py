@@ -167,7 +167,8 @@ class ForcedNetwork:
                 given = [v.clone() if is_real(v) else v for v in values] if writes else values
                 again, named = tree_unflatten(given, spec)
                 forced, module.forward = module.forward, original
-                limits, choosing = limits_as_recorded(call, self.dtype), self.choosing.within(call.places, call.near)
+                limits = limits_as_recorded(call, self.dtype)
+                choosing = self.choosing.within(call.places, call.near, call.choices)
                 try:
                     with limits, choosing, hooks.called(half_of(module, call)), self.weights.multiplying_in(halves):
                         return tree_flatten(functional_call(module, params, again, named))[0]

@@ -54,7 +54,8 @@ class Call:
     into: int | None = None  # the place of the input that the output was written into; None: a new output
     # the dtypes of the outputs where backward computed the call once more
     again: list[torch.dtype] = field(default_factory=list)
-    # the choices that the network has made between its layers; empty in the call of a layer
+    # the choices that the network has made between its layers, and the operands of functions with kinks there; of a
+    # layer that is not torch's own the operands of its functions with kinks
     choices: list[Choice] = field(default_factory=list)
     # by line of code the formats in which it multiplies; the network itself, between its layers
     products: dict[Line, set[torch.dtype]] = field(default_factory=lambda: defaultdict(set))

@@ -26,9 +26,9 @@ from mpcompare.verdict.examine.forced.choices import (
     numbers_of,
     place_of,
 )
-from mpcompare.verdict.examine.forced.kinks import operands
+from mpcompare.verdict.examine.forced.kinks import KINKED, operands
 from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on
-from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of
+from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of, is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import Noted, copied
 from mpcompare.verdict.examine.forced.record import Call, Record, is_real
 from mpcompare.verdict.judge.replayed import OUTPUT
@@ -124,7 +124,9 @@ class Recorder(Arrivals):
         if call is not None and any(map(_is_hidden, (*call.inputs, *tree_flatten(result)[0]))):
             self._give_to_network(call)  # the record cannot hold all that the module is given or returns
             call = None
-        self._choices.clear()  # the choices of a layer are its own
+        if call is not None and not is_torchs(module):
+            call.choices = [each for each in self._choices if each.place[-1] in KINKED]
+        self._choices.clear()  # other choices of a layer are its own
         if call is not None and not _hands_on(call, result):
             given = tree_flatten((args, kwargs))[0]
             call.into = next((at for at, v in enumerate(given) if v is result and isinstance(v, Tensor)), None)

@@ -41,7 +41,7 @@ def main() -> None:
         threshold = find(model, loss, threshold)
         for p in model.parameters():
             p.grad.div_(threshold)
-        clip_gradients(task, model)
+        clip_gradients(task, model.parameters())
         set_lr(optimizer, rates.now)
         optimizer.step()
         rates.count(False)

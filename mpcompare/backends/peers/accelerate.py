@@ -14,41 +14,27 @@ calls after it has unscaled them. Micro-batches are counted by the task and not 
 import torch
 from torch import nn
 
-from mpcompare.backends.amp import grad_scaler
 from mpcompare.backends.peers.library import SetUp, library
-from mpcompare.backends.torch_model import gradient_dtype, require_kernels, share_of_step
-from mpcompare.errors import InputError
-from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.tasks.task import Task
 
 
 class AccelerateRow(SetUp):
     """A module and an optimizer that Accelerate has prepared."""
 
-    PRECISIONS = ("fp16", "bf16")
-
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        if type(loss_scale) is not (DynamicLossScale if precision == "fp16" else NoLossScale):
-            raise InputError("loss_scale", loss_scale.name, f"Accelerate has none but auto in precision={precision}")
+        super().__init__(model, task, precision, loss_scale, "Accelerate")
         accelerate = library("accelerate", "accelerate")
-        device = next(model.parameters()).device.type
-        require_kernels(model, device, precision, "accelerate")
-        grad_scaler(loss_scale, device)  # refuses what GradScaler does not have
-        super().__init__(model, task)
         library("accelerate.state", "accelerate").AcceleratorState._reset_state()  # one process, several precisions
         settings = []
         if isinstance(loss_scale, DynamicLossScale):
             settings.append(accelerate.utils.GradScalerKwargs(**loss_scale.of_grad_scaler))
-        self.accelerator = accelerate.Accelerator(
-            mixed_precision=precision, cpu=device == "cpu", kwargs_handlers=settings
+        self.library = accelerate.Accelerator(
+            mixed_precision=precision, cpu=self.device_type == "cpu", kwargs_handlers=settings
         )
-        self.network, self.stepper = self.accelerator.prepare(self.model, self.optimizer)
-        self.scaler = self.accelerator.scaler or torch.amp.GradScaler(device, enabled=False)
-
-    def backward(self) -> None:
-        self.accelerator.backward(share_of_step(self.task, self.loss, self.share))
-        self.observed["gradients"] = gradient_dtype(self.model)
+        self.network, self.stepper = self.library.prepare(self.model, self.optimizer)
+        self.scaler = self.library.scaler or torch.amp.GradScaler(self.device_type, enabled=False)
 
     def unscale(self) -> None:
-        if self.accelerator.scaler is not None:
-            self.accelerator.unscale_gradients(self.stepper)
+        if self.library.scaler is not None:
+            self.library.unscale_gradients(self.stepper)

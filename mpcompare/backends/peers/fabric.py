@@ -14,11 +14,9 @@ phase of their own, by the call that Fabric's plugin makes, and then clipped by 
 import torch
 from torch import nn
 
-from mpcompare.backends.amp import grad_scaler
 from mpcompare.backends.peers.library import SetUp, library
-from mpcompare.backends.torch_model import gradient_dtype, require_kernels, share_of_step
-from mpcompare.errors import InputError, check_flag
-from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.errors import check_flag
+from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.task import Task
 
 NAMES = {"fp16": "16-mixed", "bf16": "bf16-mixed"}
@@ -31,34 +29,24 @@ class FabricRow(SetUp):
         plugin: whether the precision is passed as a plugin. Fabric takes a plugin as it is.
     """
 
-    PRECISIONS = ("fp16", "bf16")
-
     def __init__(
         self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale, plugin: bool = False
     ) -> None:
         check_flag("backend.plugin", plugin)
-        if type(loss_scale) is not (DynamicLossScale if precision == "fp16" else NoLossScale):
-            raise InputError("loss_scale", loss_scale.name, f"Fabric has no other than auto in precision={precision}")
-        fabric_module = library("lightning_fabric", "fabric")
-        device = next(model.parameters()).device.type
-        require_kernels(model, device, precision, "fabric")
-        super().__init__(model, task)
-        name, scaler = NAMES[precision], grad_scaler(loss_scale, device)
+        super().__init__(model, task, precision, loss_scale, "Fabric")
+        fabric, device = library("lightning_fabric", "fabric"), self.device_type
+        name, scaler = NAMES[precision], self.scaler
         if plugin:
             plugins = library("lightning_fabric.plugins", "fabric")
             made = plugins.MixedPrecision(name, device, scaler if scaler.is_enabled() else None)
-            self.fabric = fabric_module.Fabric(accelerator=device, devices=1, plugins=made)
+            self.library = fabric.Fabric(accelerator=device, devices=1, plugins=made)
         else:
-            self.fabric = fabric_module.Fabric(accelerator=device, devices=1, precision=name)
-        self.precision_plugin = self.fabric.strategy.precision
+            self.library = fabric.Fabric(accelerator=device, devices=1, precision=name)
+        self.precision_plugin = self.library.strategy.precision
         if getattr(self.precision_plugin, "scaler", None) is not None:
             self.precision_plugin.scaler = scaler
         self.scaler = getattr(self.precision_plugin, "scaler", None) or torch.amp.GradScaler(device, enabled=False)
-        self.network, self.stepper = self.fabric.setup(self.model, self.optimizer, move_to_device=False)
-
-    def backward(self) -> None:
-        self.fabric.backward(share_of_step(self.task, self.loss, self.share))
-        self.observed["gradients"] = gradient_dtype(self.model)
+        self.network, self.stepper = self.library.setup(self.model, self.optimizer, move_to_device=False)
 
     def unscale(self) -> None:
         self.precision_plugin.unscale_gradients(self.optimizer)

@@ -10,8 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.torch_model import TorchModel, clip_gradients, set_lr, skipped_by
-from mpcompare.errors import BackendUnavailable
+from mpcompare.backends.amp import grad_scaler
+from mpcompare.backends.torch_model import (
+    TorchModel,
+    clip_gradients,
+    gradient_dtype,
+    require_kernels,
+    set_lr,
+    share_of_step,
+    skipped_by,
+)
+from mpcompare.errors import BackendUnavailable, InputError
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Task
 
@@ -47,17 +57,25 @@ class SetUp(TorchModel):
     """A module and an optimizer that a library has set up, whose ``step`` is GradScaler's step and update in one.
 
     Attributes:
+        library: the library's object, whose ``backward`` multiplies the loss.
         network, stepper: the module and the optimizer as the library returns them.
         scaler: the library's ``GradScaler``; a disabled one where it has none.
     """
 
+    PRECISIONS = ("fp16", "bf16")
     IDLE_PHASES: tuple[str, ...] = ()
+    library: Any
     network: nn.Module
     stepper: Any
     skipped: bool | Tensor
 
-    def __init__(self, model: nn.Module, task: Task) -> None:
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale, name: str) -> None:
+        """``name`` is the library's name, in which the backend's differs by its capital letter."""
+        if type(loss_scale) is not (DynamicLossScale if precision == "fp16" else NoLossScale):
+            raise InputError("loss_scale", loss_scale.name, f"{name} has none but auto in precision={precision}")
         self.task, self.device_type = task, next(model.parameters()).device.type
+        require_kernels(model, self.device_type, precision, name.lower())
+        self.scaler = grad_scaler(loss_scale, self.device_type)  # refuses what GradScaler does not have
         self.model = copy_of(model)
         self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.skipped, self.observed = False, {}
@@ -75,6 +93,10 @@ class SetUp(TorchModel):
         self.loss = self.task.loss_fn(output, y)
         self.observed["loss"] = self.loss.dtype
         return self.loss.detach()
+
+    def backward(self) -> None:
+        self.library.backward(share_of_step(self.task, self.loss, self.share))
+        self.observed["gradients"] = gradient_dtype(self.model)
 
     def clip(self) -> None:
         self.grad_norm = clip_gradients(self.task, self.model.parameters())

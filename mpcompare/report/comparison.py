@@ -15,7 +15,7 @@ from mpcompare.race.intervals import Interval, ratio, unpaired_ratio
 from mpcompare.records import MACHINE, PLANNED
 from mpcompare.report.comparable import OBSERVED, check_comparable, differing, facet, group, short_names, varied
 from mpcompare.report.runs import UNREADABLE, Run
-from mpcompare.verdict.judge.trajectories import loss_difference, steps_of_both
+from mpcompare.verdict.judge.trajectories import loss_apart
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 
@@ -24,11 +24,6 @@ def phases_of(runs: Iterable[Run]) -> list[Phase]:
     """Returns the phases in which any of these finished runs works, in their order; the whole step comes last."""
     worked = {phase for run in runs for phase, ms in run.finished.phases.phase_ms.items() if ms is not None}
     return [phase for phase in (*PHASES, WHOLE_STEP) if phase in worked]
-
-
-def loss_apart(a: Run, b: Run) -> pd.Series:
-    """Returns ``|loss of a - loss of b|`` by the steps that both have."""
-    return pd.Series(loss_difference(a, b), index=steps_of_both(a, b))
 
 
 @dataclass(frozen=True)

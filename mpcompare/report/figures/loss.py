@@ -13,11 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
-from mpcompare.report.comparison import Entry, loss_apart
+from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.judged import Judged, compared, judged, references
 from mpcompare.report.figures.kit import at_the_top, colour, dashed, legend, line, marker, parts_of, positive
 from mpcompare.verdict.judge.run import LOSS
+from mpcompare.verdict.judge.trajectories import loss_apart
 
 MANY = 20  # runs that one panel can show: colours and dashes tell no more apart, and each has a panel of its own
 IN_ROW, INCHES = 5, 1.25  # panels in a row, and the height of a row

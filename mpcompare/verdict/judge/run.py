@@ -15,7 +15,7 @@ from mpcompare.verdict.judge.check import Case, Check, Checks
 from mpcompare.verdict.judge.held_out import HeldOut
 from mpcompare.verdict.judge.limits import FP32
 from mpcompare.verdict.judge.moves import Moves
-from mpcompare.verdict.judge.trajectories import common_steps, jump, loss_difference, noise_factor
+from mpcompare.verdict.judge.trajectories import common_steps, jump, loss_apart, noise_factor
 
 LOSS = "loss over the run"
 
@@ -50,7 +50,7 @@ def checks(case: Case) -> Checks:
     factor = noise_factor(case.reference)
     if steps := common_steps(reference, run):
         losses = np.array([reference.steps["loss"][:steps], *(a.losses[:steps] for a in again)], dtype=float)
-        difference, noise = loss_difference(run, reference)[:steps], float(losses.std(axis=0, ddof=1).max())
+        difference, noise = loss_apart(run, reference).to_numpy()[:steps], float(losses.std(axis=0, ddof=1).max())
         largest = float(reference.steps["loss"].abs().iloc[:steps].max())
         limit = max(factor * noise + 4 * FP32 * largest, jump(reference) * largest)
         apart = float(difference.max())

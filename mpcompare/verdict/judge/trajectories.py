@@ -2,7 +2,7 @@
 
 import math
 from itertools import combinations
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,23 +14,11 @@ if TYPE_CHECKING:  # pandas takes long to import, and an examination needs none
     import pandas as pd
 
 
-class HasSteps(Protocol):
-    """Anything that has the rows of ``steps.csv``."""
-
-    @property
-    def steps(self) -> "pd.DataFrame": ...
-
-
-def steps_of_both(a: HasSteps, b: HasSteps) -> np.ndarray:
-    """Returns the numbers of the steps that both have: a run that resumed lacks the first ones."""
-    return np.intersect1d(a.steps["step"], b.steps["step"])
-
-
-def loss_difference(a: HasSteps, b: HasSteps) -> np.ndarray:
-    """Returns ``|loss of a - loss of b|`` step by step, over :func:`steps_of_both`."""
-    both = steps_of_both(a, b)
-    first, second = (run.steps.loc[np.isin(run.steps["step"], both), "loss"].to_numpy(dtype=float) for run in (a, b))
-    return np.abs(first - second)
+def loss_apart(a: Any, b: Any) -> "pd.Series":
+    """Returns ``|loss of a - loss of b|`` by the steps that both have: a run that resumed lacks the first ones. Both
+    have the rows of ``steps.csv`` as ``steps``."""
+    first, second = (each.steps.set_index("step")["loss"].astype(float) for each in (a, b))
+    return first.sub(second).abs().loc[first.index.intersection(second.index)]
 
 
 def loss_noise(reference: Examined) -> np.ndarray:

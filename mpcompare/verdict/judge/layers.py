@@ -8,8 +8,8 @@
 - *Choices* that the network makes between its layers, as a router does, are the run's choices. They may be made by
   numbers of 16 bits only where amp's are, too. A number has 16 bits if it is further off than halfway between a
   rounding to 16 bits and a rounding to fp32, whatever its dtype is.
-- *Kinks* of functions between layers, as of a clamp or a maximum: a number that roundings may move across a kink is on
-  the side on which it was in the run.
+- *Kinks* of functions, as of a clamp between layers, or of the activation that a norm of timm's calls: a number that
+  roundings may move across a kink is on the side on which it was in the run.
 - *Limit.* 2 times the roundings there, or 2 times amp's own error there, and fp32 sums. Gradients of parameters have
   the limits, signs and zeros of `gradients`.
 """

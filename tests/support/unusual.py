@@ -180,6 +180,27 @@ class Vae(nn.Module):
         return self.decoder(mean + torch.randn_like(mean) * (0.5 * variance).exp())
 
 
+class Growing(nn.Module):
+    """Makes a buffer when it is called, and replaces another by a table of the length that it meets, as timm's ConViT
+    does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.place, self.last = nn.Linear(1, 32), nn.Linear(2, 32), nn.Linear(32, 4)
+        self.register_buffer("places", torch.zeros(1, 1, 2), persistent=False)
+        self.register_buffer("mask", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        if self.places.shape[1] != length:
+            at = torch.arange(length) / length
+            self.places = torch.stack([at.sin(), at.cos()], -1)[None]
+        if self.mask is None:
+            self.mask = torch.ones(length, length).tril() / length
+        y = torch.tanh(self.first(x[..., None]) + self.place(self.places))
+        return self.last((self.mask @ y).mean(1))
+
+
 def task_of(make: type[nn.Module]) -> tuple[Task, Dataset]:
     """Returns a task of one of these networks, with data that it can learn."""
     generator = torch.Generator().manual_seed(0)
@@ -190,4 +211,6 @@ def task_of(make: type[nn.Module]) -> tuple[Task, Dataset]:
     return task, Dataset("unusual", "", x, y, x[:64], y[:64])
 
 
-NETWORKS = [Spectral, WeightNorm, Queue, Codebook, Mapped, Forward, Pinn, Fourier, Operator, Numbers, Adapted, Vae]
+NETWORKS = [
+    Spectral, WeightNorm, Queue, Codebook, Mapped, Forward, Pinn, Fourier, Operator, Numbers, Adapted, Vae, Growing,
+]  # fmt: skip

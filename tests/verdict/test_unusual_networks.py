@@ -6,7 +6,7 @@ from support.backends import BACKENDS
 from support.judging import examined
 from support.marks import slow_after
 from support.trees import HalvesGradients
-from support.unusual import NETWORKS, Forward, Mapped, Operator, Pinn, Queue, task_of
+from support.unusual import NETWORKS, Forward, Growing, Mapped, Operator, Pinn, Queue, task_of
 
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.trial import try_out
@@ -18,8 +18,8 @@ HIDDEN = {
     Pinn: "the network asks for a gradient at",
 }
 
-# Networks that keep a state, differentiate themselves, have complex weights, cast their numbers, and draw random ones.
-FEW = [Pinn, Operator]
+# They differentiate themselves, have complex weights, and make buffers.
+FEW = [Pinn, Operator, Growing]
 
 
 @pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16", "fp32"]))

@@ -1,9 +1,11 @@
-"""Networks that get other modules or parameters within the block: adapters (LoRA), and codes that forward replaces by
-averages, as a known VQ-VAE does."""
+"""Networks that get other modules, parameters or buffers within the block: adapters (LoRA), and codes that forward
+replaces by averages, as a known VQ-VAE does."""
 
 import pytest
 import torch
 from support.marks import diagonal
+from support.unusual import Growing
+from support.watched_loops import Loop
 from torch import nn
 from torch.nn import functional as F
 
@@ -99,3 +101,9 @@ def test_parameters_that_forward_replaces_are_seen(dtype):
     assert (seen.defects, seen.not_examined) == ([], [])
     assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
     assert {"inner.weight"} == {defect.place for defect in codes(dtype, watched=True, wrong=True)[0].defects}
+
+
+def test_buffers_that_forward_makes_or_replaces_are_as_they_were():
+    made = Loop(make=Growing, batch=lambda: (torch.randn(32, 16), torch.randint(4, (32,))), dtype=torch.bfloat16)
+    seen = made.run(mpcompare.watch)
+    assert (seen.defects, seen.not_examined) == ([], []), str(seen)

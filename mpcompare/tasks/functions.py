@@ -113,6 +113,13 @@ def _takes_rows(args: tuple[Any, ...]) -> bool:
     return is_table and any(isinstance(a, Tensor) and not a.is_floating_point() for a in tree_leaves(args))
 
 
+def writes_into_first(func: Callable[..., Any]) -> bool:
+    """Returns whether the name of a function says that it writes into its first argument, as ``copy_`` does. ``x += y``
+    calls ``add_``."""
+    name = str(getattr(func, "__name__", ""))
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
 def in_dtype(value: object, dtype: torch.dtype) -> object:
     """Returns a tensor of real numbers in a dtype, and any other value as it is."""
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value

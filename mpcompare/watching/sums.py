@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mpcompare.instruments import fp32_products
+from mpcompare.tasks.functions import writes_into_first
 from mpcompare.verdict.examine.numerics import numbers, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
@@ -175,7 +176,7 @@ class Sums:
             part, written = name, out
         elif name in NORMS:
             part = "norm"
-        elif (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__"):
+        elif writes_into_first(func) or name == "__set__":
             part = "unscale" if name == UNSCALE else name.strip("_")
         else:
             self._read |= self.left.has_any(tree_leaves(args))

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.generators import DeviceGenerator
+from mpcompare.tasks.functions import writes_into_first
 from mpcompare.verdict.examine.forced.kernels import functions_of
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.watching.events import Called, Event, Op, Own, Root, Slot, needed
@@ -57,8 +58,7 @@ class Tape:
         if not any(t.requires_grad for t in tensors):
             return None
         name, first = str(getattr(func, "__name__", "")), tensors[0]
-        mutates = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        mutates |= _is_in_place(func, args, kwargs)
+        mutates = writes_into_first(func) or _is_in_place(func, args, kwargs)
         mutates &= not (first.is_leaf and first.requires_grad)  # as in torch.nn.init and requires_grad_
         if mutates and first not in self.slots and id(first) not in self.names:
             self.slot(first, self.copy(first))

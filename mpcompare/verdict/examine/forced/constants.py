@@ -6,7 +6,6 @@ is computed from are not rounded: with rounded positions a network would compute
 relative errors of all its factors. So it is rounded as coarsely as the variance of all these roundings says.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.dtypes import HALF
+from mpcompare.tasks.functions import writes_into_first
 from mpcompare.verdict.examine.forced.choices import Line, line_of_the_network
 from mpcompare.verdict.examine.forced.roundings import SELECTING
 from mpcompare.verdict.examine.widened import requires_gradient, values_of
@@ -24,8 +24,6 @@ from mpcompare.verdict.examine.widened import requires_gradient, values_of
 # By operator the roundings that it adds to the roundings of its factors. Torch's kernels for a power of -1/2 round a
 # root, and then its reciprocal.
 MULTIPLYING = {"mul": 1, "div": 1, "sqrt": 1, "reciprocal": 1, "rsqrt": 2, "pow": 2}
-# The names of functions that write into their first argument, such as copy_, __setitem__ and __iadd__.
-WRITING = re.compile(r"\w*[^_]_|__(i\w+|setitem)__")
 
 
 class Narrow(NamedTuple):
@@ -84,7 +82,7 @@ def is_constant(value: Tensor) -> bool:
 def with_constants(func: Any, values: tuple[Any, Any], narrow: Narrow, cast: Callable[..., Tensor]) -> Any:
     """Returns the arguments of a function in which ``cast`` has taken the place of each constant: it is given the
     constant, its format of 16 bits, and its roundings. A constant that the function writes into is cast in place."""
-    written = values[0][0] if WRITING.fullmatch(getattr(func, "__name__", "")) else None
+    written = values[0][0] if writes_into_first(func) else None
 
     def changed(t: Tensor) -> Tensor:
         if not is_constant(t):

@@ -5,13 +5,13 @@ the numbers stay on the device until training is over.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpcompare.verdict.examine.numerics import spread, spreads
+from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.numerics import spreads
 from mpcompare.verdict.judge.moves import Moves
 
 ELEMENTS = 1 << 12  # the number of elements of each tensor that are copied
@@ -24,10 +24,9 @@ class Digest:
     def __init__(self, backend: Any, dtype: torch.dtype) -> None:
         """``dtype`` is the format in which the backend computes."""
         self.backend, self.dtype = backend, dtype
-        masters: Mapping[str, Tensor] = backend.master_params()
-        self.names = list(masters)
-        lengths = torch.tensor([len(some) for some in spreads(masters, ELEMENTS).values()])
-        self.before = self._weights()
+        some = self._some()
+        self.names, lengths = list(some), torch.tensor(list(map(len, some.values())))
+        self.before = torch.cat(list(some.values())).float()
         self.owners = torch.repeat_interleave(lengths).to(self.before.device)
         self.norms: list[Tensor] = []  # the norm of each tensor's change in a step
         self.short: list[Tensor] = []
@@ -35,7 +34,8 @@ class Digest:
 
     def take(self) -> None:
         """Looks at the weights after a step."""
-        weights = self._weights()
+        some = self._some()
+        weights = torch.cat([some[name] for name in self.names]).float()
         self.norms.append(self._norms(weights.sub(self.before)))
         short = weights.to(self.dtype).to(weights.dtype) == weights
         # A weight that was 0 is lr g now: 0.05 times a 16-bit g is as short as g / 20 in one of five cases.
@@ -54,9 +54,8 @@ class Digest:
             short=[int(count) for count in self.short],
         )
 
-    def _weights(self) -> Tensor:
-        masters = self.backend.master_params()
-        return torch.cat([spread(masters[name], ELEMENTS) for name in self.names]).float()
+    def _some(self) -> Params:
+        return spreads(self.backend.master_params(), ELEMENTS)
 
     def _norms(self, values: Tensor) -> Tensor:
         sums = torch.zeros(len(self.names), dtype=torch.float64, device=values.device)

@@ -28,9 +28,9 @@ def diagonal(**values: Sequence[object]) -> pytest.MarkDecorator:
     each value at least once. The other combinations are marked as slow."""
     quick = {tuple(i % len(each) for each in values.values()) for i in range(max(map(len, values.values())))}
     cases = []
-    for at in product(*(range(len(each)) for each in values.values())):
-        case = [each[i] for i, each in zip(at, values.values(), strict=True)]
-        cases.append(pytest.param(*case, marks=[] if at in quick else pytest.mark.slow))
+    for pairs in product(*map(enumerate, values.values())):
+        at, case = zip(*pairs, strict=True)
+        cases.append(pytest.param(*case) if at in quick else _slow(pytest.param(*case)))
     return pytest.mark.parametrize(tuple(values), cases)
 
 

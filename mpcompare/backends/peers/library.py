@@ -70,7 +70,7 @@ class SetUp(TorchModel):
     skipped: bool | Tensor
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale, name: str) -> None:
-        """``name`` is the library's name, in which the backend's differs by its capital letter."""
+        """``name`` is the library's name. The backend has the same name in small letters."""
         if type(loss_scale) is not (DynamicLossScale if precision == "fp16" else NoLossScale):
             raise InputError("loss_scale", loss_scale.name, f"{name} has none but auto in precision={precision}")
         self.task, self.device_type = task, next(model.parameters()).device.type

@@ -60,7 +60,7 @@ def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision
             if name in step.named:
                 roundings.round_(again)  # gradients may be stored in 16 bits, too
             errors[name].add(name, again.sub_(exact[name]), exact[name])
-    return {name: errors[name].summed_up(share) for name in errors}
+    return {name: e.summed_up(share) for name, e in errors.items()}
 
 
 def _some_rows(network: nn.Module, loss_fn: Loss, batches: Batches) -> tuple[Batches, float]:

@@ -1,4 +1,4 @@
-"""The updates that another optimizer makes of the same gradients."""
+"""The updates that an optimizer makes of the gradients of a step: the right one, or another one."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,7 +27,7 @@ def by(
     grad_of: Callable[[Tensor, Tensor, Seen], Tensor] | None = None,
     weight_dtype: torch.dtype | None = None,
 ) -> Mistake:
-    """Returns the updates of a replay that sees another rate, other gradients, or other weights than the right replay.
+    """Returns the updates of a replay. It may see another rate, other gradients, or other weights than the step had.
 
     Args:
         grad_of: makes a gradient from the right gradient, the weight, and the update.

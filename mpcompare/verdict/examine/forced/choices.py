@@ -259,7 +259,8 @@ class Choosing:
         else:
             left = self._left.get(place, deque())
             theirs = [left.popleft().chosen for _ in own[: len(left)]]
-            self._operands[place] += [] if is_within else theirs
+            if not is_within:
+                self._operands[place] += theirs
         # An operand that was not noted is the output of a layer, which the replay has as it was.
         found = [x if x.numel() == y.numel() else y for x, y in zip(theirs, own, strict=False)]
         return found if len(found) == len(own) and any(x is not y for x, y in zip(found, own, strict=True)) else []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.marks import slow_after
-from support.watched_loops import Loop
+from support.watched_loops import Loop, spoil
 from torch import nn
 from torch.nn import functional as F
 
@@ -395,3 +395,26 @@ def test_a_sum_over_the_rows_of_a_weight_may_be_as_long_as_they_are_many(seed):
 
     seen = replace(LOOP, make=InputsFirst, dtype=torch.float32, batch=batch, seed=seed).run(mpcompare.watch)
     assert seen.defects == [], str(seen)
+
+
+class Alike(nn.Module):
+    """Attends to tokens that are all equal, as a window of padding has them. Torch's kernel adds up equal terms."""
+
+    def __init__(self):
+        super().__init__()
+        self.given, self.last = nn.Linear(4, 3 * WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        q, k, v = self.given(x[:, None].expand(-1, 576, -1))[:, None].chunk(3, -1)
+        return self.last(F.scaled_dot_product_attention(q, k, v)[:, 0, 0])
+
+
+@pytest.mark.parametrize("factor", [1, 1.001])
+def test_equal_terms_are_summed_in_fp32_as_torch_sums_them(factor):
+    def make():
+        model = Alike()
+        spoil(model.given.weight, lambda g: g * factor)
+        return model
+
+    seen = replace(LOOP, make=make, dtype=torch.float32).run(mpcompare.watch)
+    assert {defect.place for defect in seen.defects} == ({"given.weight"} if factor > 1 else set())

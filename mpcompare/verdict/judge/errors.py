@@ -75,6 +75,7 @@ class PlaceError:
     terms: float = 0.0
     common: float = 0.0
     around: float = 1.0
+    of_kernels: float = 0.0  # the part of ``error`` that torch's kernels make in fp32; 0 where nobody looked
 
     @classmethod
     def of(cls, error: float, norm: float, once: RoundingError) -> "PlaceError":

@@ -87,10 +87,12 @@ def roundings(run: Examined, place: PlaceError, in_a_row: bool = False) -> float
             relative error grows with the number of terms, and not with the root of that number (Higham, "Accuracy and
             Stability of Numerical Algorithms", SIAM 2002, section 4.2). In 16 bits the roundings of results are larger.
     """
-    is_16_bit = PRECISIONS[run.precision].is_16_bit
-    sums = sum_error(run) * (2 if is_16_bit else math.sqrt(run.findings.longest_sum) if in_a_row else 1)
-    summed = max(place.norm, place.rounding / run.unit_roundoff, place.terms)
-    return K * largest_rounding(place.rounding, place) + sums * summed
+    rounded = K * largest_rounding(place.rounding, place)
+    summed = sum_error(run) * max(place.norm, place.rounding / run.unit_roundoff, place.terms)
+    if PRECISIONS[run.precision].is_16_bit:
+        return rounded + 2 * summed
+    most = math.sqrt(run.findings.longest_sum) * summed
+    return rounded + (most if in_a_row else min(summed + place.of_kernels, most))
 
 
 def largest_rounding(once: float, samples: RoundingError | PlaceError) -> float:

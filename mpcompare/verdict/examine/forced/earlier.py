@@ -39,7 +39,7 @@ def _carried(earlier: Layers, later: Layers, places: Mapping[Point, Place]) -> L
     for point, place in places.items():
         known = earlier.places[point.name]
         part = place.norm / known.norm
-        scaled = {each: part * getattr(known, each) for each in ("rounding", "terms", "common")}
+        scaled = {each: part * getattr(known, each) for each in ("rounding", "terms", "common", "of_kernels")}
         errors[point] = replace(known, error=place.error, norm=place.norm, **scaled)
     for name, e in later.gradients.items():
         once, before = earlier.rounding[name], earlier.gradients[name]

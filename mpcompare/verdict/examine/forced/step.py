@@ -30,6 +30,8 @@ from mpcompare.verdict.examine.forced.terms import find_terms
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.replayed import Layers
 
+MANY = 16  # times a rounding: sums in fp32 are seldom so far off
+
 
 class InFloat64(Arithmetic):
     """Everything in float64. The differences from the record are the errors.
@@ -99,6 +101,8 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     known.drop_sums(replay.sums.sources)
     noise = take_samples(recorded, errors, known, storage, layers.exact_loss)
     find_terms(recorded, errors, known, storage)
+    if not precision.is_16_bit and any(map(_is_far, places.values())):
+        recorded.new_replay(ByKernels(errors)).run()
     digits = digits_of(replay, recorded.loss, errors.places, arithmetic.ranges) if precision.is_16_bit else {}
     layers = replace(
         layers,
@@ -110,6 +114,24 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     if earlier is not None:
         earlier.kept.append((precision, layers))
     return layers
+
+
+class ByKernels(Arithmetic):
+    """Everything in fp32, by torch's kernels. A kernel may add up terms one by one. If they are equal, as for tokens
+    that are equal, all roundings go in one direction. Samples round a kernel's result once, and do not show this."""
+
+    def __init__(self, errors: Errors) -> None:
+        super().__init__(torch.float32)
+        self.errors = errors
+
+    def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+        if point in self.errors.places:
+            self.errors.places[point].computed(seen, exact)
+
+
+def _is_far(place: Place) -> bool:
+    """Returns whether a place is further off than sums in fp32 are in most cases."""
+    return place.error > MANY * max(FP32 * place.norm, place.rounding().error)
 
 
 def _run(replay: Replay, arithmetic: InFloat64) -> float | None:
@@ -161,4 +183,5 @@ def _place(place: Place, point: Point, recorded: Recorded) -> PlaceError:
     rounding, b = place.rounding(), recorded.buffers.get(point.layer) if point.kind == "buffer" else None
     u = torch.finfo(b.dtype).eps / 2 if b is not None and b.dtype in HALF else 0.0
     made = max(rounding.error, u * place.norm)
-    return PlaceError.of(place.error, place.norm, replace(rounding, error=made))
+    found = PlaceError.of(place.error, place.norm, replace(rounding, error=made))
+    return replace(found, of_kernels=place.of_kernels)

@@ -1,7 +1,6 @@
 """The answers that backends on a torch module and torch's optimizers share, all outside of the timed region."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.backends.memory_models.mlp import PeakOf
-from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, State, take_step
+from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, State
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.precision import BF16, FP16, PRECISIONS, Format
 from mpcompare.tasks.mlp import plain_mlp
@@ -78,8 +77,7 @@ class TorchModel:
         return {name: dtype_name(dtype) for name, dtype in dtypes.items()}
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        step = partial(take_step, self, [(x, y)], self.task.optimizer.lr)
-        return layer_dtypes_of_step(self.model, self.updated_params(), step)
+        return layer_dtypes_of_step(self, self.model, self.updated_params(), [(x, y)])
 
     def state_dict(self) -> State:
         loss_scale = {}

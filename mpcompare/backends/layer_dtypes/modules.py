@@ -4,7 +4,7 @@ Hooks see the tensors that a layer takes and returns. A dispatch mode sees the o
 and autocast: under autocast a linear layer that is given fp32 is seen to multiply bf16.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mpcompare.backends.layer_dtypes.table import LOSS, LayerDtypes, arithmetic, floating
-from mpcompare.contract import ModuleDtypes
+from mpcompare.contract import Batches, ModuleDtypes, Walk
 
 
 class LayerDtypesMode(TorchDispatchMode):
@@ -96,15 +96,18 @@ class LayerDtypesMode(TorchDispatchMode):
         self.node_of = name
 
 
-def layer_dtypes_of_step(model: nn.Module, masters: Mapping[str, Tensor], step: Callable[[], Tensor]) -> ModuleDtypes:
-    """Takes ``step``, a training step of ``model`` that returns the loss. Returns the dtypes that are seen in the step:
-    the table of :meth:`mpcompare.contract.Backend.module_dtypes`.
+def layer_dtypes_of_step(
+    backend: Any, model: nn.Module, masters: Mapping[str, Tensor], batches: Batches
+) -> ModuleDtypes:
+    """Lets a backend take a step, and returns the dtypes that are seen until its gradients are there: the table of
+    :meth:`mpcompare.contract.Backend.module_dtypes`.
 
     Args:
         model: the module with the weights that it computes with.
         masters: the parameters that the optimizer updates, under the names of the model's.
     """
+    walk = Walk(backend, batches, backend.task.optimizer.lr)
     with LayerDtypesMode(model) as mode:
-        loss = step()
-    mode.dtypes.add(LOSS, "output", [loss.dtype])
+        walk.through("unscale")
+    mode.dtypes.add(LOSS, "output", [walk.finish().dtype])
     return mode.dtypes.table(model, masters)

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.fp32 import Fp32
-from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
-from mpcompare.contract import ModuleDtypes, show_gradients
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
@@ -52,7 +50,3 @@ class Bf16Weights(Fp32):
     def as_shown(self, tensors: Params) -> Params:
         """Returns them in fp32, for which the harness asks, and which holds every bf16 number."""
         return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
-
-    def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        lr = self.task.optimizer.lr
-        return layer_dtypes_of_step(self.model, self.updated_params(), lambda: show_gradients(self, [(x, y)], lr)[0])

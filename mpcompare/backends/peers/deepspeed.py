@@ -13,7 +13,6 @@ past the step. The process group is made without a launcher. There is no fp16: D
 import logging
 import os
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.backends.peers.library import join_alone, library
 from mpcompare.backends.torch_model import TorchModel, copy_into, gradient_dtype, set_lr
-from mpcompare.contract import BackendUnavailable, Batches, ModuleDtypes, State, take_step
+from mpcompare.contract import BackendUnavailable, Batches, ModuleDtypes, State
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
@@ -112,8 +111,7 @@ class DeepSpeedRow(TorchModel):
         return self.masters
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        step = partial(take_step, self, [(x, y)] * self.task.accumulate, self.task.optimizer.lr)
-        return layer_dtypes_of_step(self.model, self.masters, step)
+        return layer_dtypes_of_step(self, self.model, self.masters, [(x, y)] * self.task.accumulate)
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)

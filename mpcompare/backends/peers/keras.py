@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.backends.peers.library import library, transposed
 from mpcompare.backends.torch_model import clip_gradients, copy_into, require_kernels, share_of_step
-from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, State, take_step
+from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, State
 from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, require_one_of
 from mpcompare.operands import Products
@@ -154,8 +154,7 @@ class KerasRow:
         return {name: dtype_name(dtype) for name, dtype in dtypes.items()}
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        step = partial(take_step, self, [(x, y)], self.task.optimizer.lr)
-        seen = layer_dtypes_of_step(self.network, {}, step)
+        seen = layer_dtypes_of_step(self, self.network, {}, [(x, y)])
         return {name.replace("/", "."): row for name, row in seen.items()}
 
     def _moments(self) -> dict[str, Params]:

@@ -26,12 +26,7 @@ Tasks = Mapping[str, tuple[Task, Dataset]]
 
 
 def check_backend(
-    backend_class: Any,
-    *,
-    precision: str | None = None,
-    device: str = "cpu",
-    tasks: Tasks | None = None,
-    **options: Any,
+    backend_class: Any, *, precision: str | None = None, device: str = "cpu", tasks: Tasks | None = None, **options: Any
 ) -> Checked:
     """Checks a backend's class against the contract.
 

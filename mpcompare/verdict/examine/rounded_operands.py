@@ -12,14 +12,7 @@ from mpcompare.tasks.copies import copy_of
 from mpcompare.verdict.examine.widened import widened
 
 # Layers whose weights are operands of a product: an implementation of a precision rounds them first.
-MULTIPLY = (
-    nn.Linear,
-    nn.Bilinear,
-    nn.modules.conv._ConvNd,
-    nn.RNNBase,
-    nn.RNNCellBase,
-    nn.MultiheadAttention,
-)
+MULTIPLY = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 
 def rounded_batch(x: Any, y: Any, precision: Precision, dtype: torch.dtype) -> tuple[Any, Any]:

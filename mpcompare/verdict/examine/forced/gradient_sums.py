@@ -20,12 +20,7 @@ class GradientSums:
         sources: by parameter the layers that its gradient comes from.
     """
 
-    def __init__(
-        self,
-        calls: Counter[str],
-        between: Container[str],
-        summed: Callable[[Tensor], Tensor],
-    ) -> None:
+    def __init__(self, calls: Counter[str], between: Container[str], summed: Callable[[Tensor], Tensor]) -> None:
         """Begins a step.
 
         Args:

@@ -5,8 +5,7 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture
 
 import functools
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 
@@ -50,13 +49,18 @@ def capture(step: Callable[[], None]) -> Callable[[], None]:
     """Records ``step`` without running it; returns a function that runs it."""
     graph = torch.cuda.CUDAGraph()
     gc.collect()
-    with without_gc():
+    collects = gc.isenabled()
+    gc.disable()  # a capture fails if an older graph is destroyed in it (pytorch PR 161037)
+    try:
         # torch keeps a workspace for cuBLAS for each stream. It is cleared so that this graph gets one in its own
         # memory: an earlier graph's workspace is freed with that graph.
         if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
             torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.graph(graph, stream=side_stream()):
             step()
+    finally:
+        if collects:
+            gc.enable()
     return graph.replay
 
 
@@ -64,18 +68,6 @@ def capture(step: Callable[[], None]) -> Callable[[], None]:
 def side_stream() -> torch.cuda.Stream:
     """Returns the stream that all captures share: each stream that multiplies costs a workspace, 32 MiB on Hopper."""
     return torch.cuda.Stream()
-
-
-@contextmanager
-def without_gc() -> Iterator[None]:
-    """Keeps the garbage collector waiting: a capture fails if an older graph is destroyed in it (pytorch PR 161037)."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def require_cuda(device: torch.device, backend: str) -> None:

@@ -90,7 +90,7 @@ class Calls:
         inputs = {at: v for at, v in enumerate(tree_leaves(given)) if isinstance(v, Tensor) and v.requires_grad}
         slots = {at: self._given(v) for at, v in inputs.items()}
         trained = frozenset(name for name, p in params.items() if p.requires_grad and id(p) in self.names)
-        self.recorder.life = _Life()
+        self.recorder.life = lambda gradients: None  # a hook of autograd's graph lives as long as the graph
         return Called(
             part=part,
             number=self.count,
@@ -311,13 +311,6 @@ def _of_calls(calls: Sequence[Called], tape: Sequence[Event]) -> list[Op]:
             slots |= {slot for slot in event.results if slot is not None}
             found.append(event)
     return found
-
-
-class _Life:
-    """A hook of autograd's graph that does nothing. It lives as long as the graph."""
-
-    def __call__(self, gradients: Any) -> None:
-        pass
 
 
 class _Noted(Noted):

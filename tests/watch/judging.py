@@ -24,6 +24,7 @@ class Judged:
         differing: only the facts that are not what the user meant.
         text: all that the watch prints.
         seconds: the time of the watched training.
+        not_examined: what could not be seen, in words.
     """
 
     verdict: str
@@ -34,6 +35,7 @@ class Judged:
     differing: list[str] = field(default_factory=list)
     text: str = ""
     seconds: float = 0.0
+    not_examined: list[str] = field(default_factory=list)
 
     @property
     def flagged(self) -> bool:
@@ -67,7 +69,7 @@ def judged(loop: Trains, meant: dict[str, Any], after: int = 0, steps: int = 5, 
     except Exception as error:
         expected = one_line(error)
     told = ([one_line(getattr(defect, name)) for defect in defects] for name in ("cause", "place", "sentence"))
-    return Judged(str(seen.verdict), *told, expected, differing(seen, meant), text, seconds)
+    return Judged(str(seen.verdict), *told, expected, differing(seen, meant), text, seconds, seen.not_examined)
 
 
 def differing(seen: Watch, meant: dict[str, Any]) -> list[str]:

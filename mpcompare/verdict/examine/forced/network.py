@@ -137,15 +137,12 @@ class ForcedNetwork:
 
     def _passed(self, at: At, values: list[Any], module: nn.Module | None = None) -> list[Any]:
         """Returns what a call passes on."""
-        return (
-            passed_openly(at, values) if self.is_open else list(Forced.apply(self._token(values, module), at, *values))
-        )
-
-    def _token(self, values: list[Any], module: nn.Module | None = None) -> Tensor:
-        """Returns a number that requires a gradient if a layer does. The layer's inputs may require none."""
-        trained = module is not None and any(p.requires_grad for p in module.parameters())
-        requires = trained or any(isinstance(v, Tensor) and v.requires_grad for v in values)
-        return self.zero.detach().requires_grad_(requires)
+        if self.is_open:
+            return passed_openly(at, values)
+        # The token requires a gradient if a parameter of the layer does. The layer's inputs may require none.
+        given = [*values, *(module.parameters() if module is not None else ())]
+        token = self.zero.detach().requires_grad_(any(isinstance(v, Tensor) and v.requires_grad for v in given))
+        return list(Forced.apply(token, at, *values))
 
     def _forced(self, name: str, module: nn.Module, hooks: HooksWithin) -> Callable[..., Any]:
         original = module.forward

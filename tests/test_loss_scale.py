@@ -52,6 +52,7 @@ def test_dynamic_scale_is_grad_scalers_bit_for_bit(trace, init_scale, growth_fac
     follow(DynamicLossScale(init_scale, growth_factor, backoff_factor, growth_interval), trace)
 
 
+@pytest.mark.slow
 def test_dynamic_scale_follows_grad_scaler_over_a_long_trace_with_the_defaults():
     random = torch.Generator().manual_seed(0)
     trace = (torch.rand(5000, generator=random) < 0.0005).tolist()

@@ -384,6 +384,7 @@ def test_fused_keeps_rows_aligned_and_their_padding_0(device, precision):
     assert all(z.stride(0) % 8 == 0 for z in (*backend.z[1:], backend.logits, backend.dlogits))
 
 
+@pytest.mark.slow
 def test_scale_of_5000_steps_equals_gradscalers(device):
     """The scale grows, overflows by itself and by injected inf, and backs off, again and again. GradScaler gets an inf
     in each step that fused skips."""

@@ -61,6 +61,7 @@ def test_a_plan_is_a_file_a_race_and_a_row_a_run(cli, planned):
     assert "already holds a run" in ended.err
 
 
+@pytest.mark.slow
 def test_a_race_file_that_is_not_as_it_was_planned_is_one_line(cli, planned):
     file = planned / "races" / "001.json"
     whole = json.loads(file.read_text())
@@ -113,6 +114,7 @@ def test_planned_runs_with_wrong_input_end_as_a_sweep_of_them(cli):
     assert line in ended.err.splitlines()
 
 
+@pytest.mark.slow
 def test_other_code_is_one_line_that_names_it(cli, planned, monkeypatch):
     real = race_file.version
     monkeypatch.setattr(race_file, "version", lambda name: "9.9" if name == "torch" else real(name))

@@ -85,6 +85,7 @@ def test_every_number_is_as_if_nobody_had_killed_it(whole, tmp_path):
         assert not (folder / "moves.json").exists()
 
 
+@pytest.mark.slow
 def test_one_that_was_examined_is_taken_as_it_is_and_timed(whole, tmp_path):
     result = json.loads((whole / "result.json").read_text())
     plan = left_after(whole, tmp_path / "taken", 10, result)

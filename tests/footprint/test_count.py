@@ -70,7 +70,7 @@ def test_count_is_what_is_measured(case):
     assert list(footprint.by_kind) == [kind for kind in KINDS if kind in footprint.by_kind]
 
 
-@pytest.mark.parametrize("optimizer", [Sgd(), Sgd(momentum=0.9)], ids=["sgd", "momentum"])
+@pytest.mark.parametrize("optimizer", slow_after(1, [Sgd(), Sgd(momentum=0.9)]), ids=["sgd", "momentum"])
 @pytest.mark.parametrize("name", slow_after(1, ["amp", "fp32", "master_weights"]))
 def test_count_of_an_mlp_is_exact(name, optimizer):
     """Products in bf16 take memory of their own on some CPUs. Products in fp32 take none on any."""

@@ -40,6 +40,7 @@ def test_a_tensor_lies_where_one_was_freed(found):
     assert found["kept"][-1] < PAGES / 100
 
 
+@pytest.mark.slow
 def test_later_tensors_are_mapped_anew(found):
     assert min(found["after"]) >= PAGES
     assert min(found["after an exception"]) >= PAGES

@@ -30,6 +30,7 @@ print(len(torch.ones(1_000_000_000, dtype=torch.uint8)))
 """
 
 
+@pytest.mark.slow
 @linux
 def test_more_memory_than_is_left_is_an_error_and_only_in_the_block():
     done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, timeout=300)

@@ -6,6 +6,7 @@ import pytest
 from mpcompare.race.intervals import interval, ratio, unpaired_ratio
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_median_in_95_of_100_samples_also_where_they_are_few():
     rng = np.random.default_rng(1)
     for n in (10, 20):

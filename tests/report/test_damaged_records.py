@@ -191,6 +191,7 @@ def test_a_phase_that_no_step_has_costs_its_own_row(three):
     assert sum("phase_ms, a key=foeward: expected one of forward, backward" in row for row in rows) == 1
 
 
+@pytest.mark.slow
 def test_a_figure_that_cannot_be_drawn_is_one_that_says_why(three, monkeypatch, caplog):
     monkeypatch.setattr("mpcompare.report.figures.times.bars", lambda *_, **__: 1 / 0)
     assert report([three], three.parent / "report", "amp")

@@ -15,6 +15,7 @@ from mpcompare.report.dtypes import ROLES
 from mpcompare.report.report import report
 
 
+@pytest.mark.slow
 def test_the_command_line_of_the_report_allows_and_refuses(cli, tmp_path):
     write_run(tmp_path / "A", "amp", allow=["seed"])
     write_run(tmp_path / "B", "mine", seed=1)

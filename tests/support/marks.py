@@ -23,10 +23,11 @@ def slow_after(few: int, values: Iterable[object]) -> list[object]:
     return [*given[:few], *(_slow(value) for value in given[few:])]
 
 
-def diagonal(**values: Sequence[object]) -> pytest.MarkDecorator:
+def diagonal(few: int | None = None, /, **values: Sequence[object]) -> pytest.MarkDecorator:
     """Parametrizes a test with each combination of the values of parameters. A diagonal through all combinations has
-    each value at least once. The other combinations are marked as slow."""
-    quick = {tuple(i % len(each) for each in values.values()) for i in range(max(map(len, values.values())))}
+    each value at least once. The other combinations are marked as slow, and so is all but a ``few`` of the diagonal."""
+    longest = max(map(len, values.values()))
+    quick = {tuple(i % len(each) for each in values.values()) for i in range(longest if few is None else few)}
     cases = []
     for pairs in product(*map(enumerate, values.values())):
         at, case = zip(*pairs, strict=True)

@@ -68,6 +68,7 @@ def test_a_loop_is_the_same_as_itself_written_in_another_way():
     assert_same_training(trains(loss=other_way), trains(), steps=2)
 
 
+@pytest.mark.slow
 def test_numbers_that_the_loop_and_its_network_keep_in_16_bits_are_compared():
     def casting():
         model = small_network()

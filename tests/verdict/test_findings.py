@@ -15,7 +15,9 @@ from mpcompare.verdict.findings import from_document, to_document
 from mpcompare.verdict.judge.errors import GradientError, relative_error
 
 
-@pytest.mark.parametrize(("name", "precision"), [("amp", "fp16"), ("fused", "bf16")])
+@pytest.mark.parametrize(
+    ("name", "precision"), [("amp", "fp16"), pytest.param("fused", "bf16", marks=pytest.mark.slow)]
+)
 def test_findings_are_read_back_as_they_were_written(name, precision):
     task = replace(make_task(), optimizer=AdamW(1e-3), accumulate=2, clip_norm=0.1)
     findings = examined(name, BACKENDS[name], task, dataset_of(task), precision, steps=2, noise=1).findings

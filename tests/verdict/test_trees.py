@@ -10,7 +10,7 @@ from support.trees import HUGGING_FACE, TREES, HalvesGradients
 
 from mpcompare.report.verdicts import judge_run
 
-CASES = slow_after(2, [*TREES, *HUGGING_FACE])
+CASES = slow_after(1, [*TREES, *HUGGING_FACE])
 
 
 @pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16", "fp32"]))

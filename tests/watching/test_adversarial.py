@@ -59,7 +59,7 @@ class Adversarial:
         return seen
 
 
-@diagonal(first=["judge", "generate"], dtype=[torch.float32, torch.bfloat16])
+@diagonal(1, first=["judge", "generate"], dtype=[torch.float32, torch.bfloat16])
 def test_a_discriminator_may_be_frozen_for_the_loss_of_the_generator(first, dtype):
     watched, plain = Adversarial(dtype), Adversarial(dtype)
     seen = watched.watched(first)
@@ -79,6 +79,7 @@ def test_a_wrong_gradient_of_a_discriminator_that_is_frozen_at_times_is_found():
     assert [defect.place for defect in loop.watched("generate").defects] == ["D.1.0.weight"]
 
 
+@pytest.mark.slow
 def test_two_losses_of_two_networks_are_no_sum_of_micro_batches():
     loop = Adversarial(torch.bfloat16)  # within one backward autocast sums both calls of a judge in 16 bits
     for p in loop.judges.parameters():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.marks import slow_after
 from support.watched_loops import Loop
 from torch import nn
 
@@ -42,7 +43,7 @@ def test_weights_that_the_loop_rounds_after_each_step_are_no_masters(half):
     assert "before step 2" in defect.sentence
 
 
-@pytest.mark.parametrize("change", [lambda p: 0.99 * p, lambda p: p.clamp(-0.1, 0.1)])
+@pytest.mark.parametrize("change", slow_after(1, [lambda p: 0.99 * p, lambda p: p.clamp(-0.1, 0.1)]))
 def test_weights_that_the_loop_moves_are_a_fact(change):
     seen = replace(TINY, after_step=each_weight(change)).run(mpcompare.watch)
     assert not seen.defects

@@ -62,7 +62,7 @@ class Recomputed(nn.Module):
         return self.last(x)
 
 
-@diagonal(network=[Router, Detector, Recomputed], seed=[0, 1])
+@diagonal(1, network=[Router, Detector, Recomputed], seed=[0, 1])
 def test_choices_of_the_loop_are_made_again(network, seed):
     torch.manual_seed(seed)
     net = network()

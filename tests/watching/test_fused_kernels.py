@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support import fused_kernels
-from support.marks import CUDA, diagonal
+from support.marks import CUDA, diagonal, slow_after
 from support.watched_loops import Loop, spoil
 from torch import nn
 from torch.nn import functional as F
@@ -62,7 +62,7 @@ def is_right(seen):
     assert (seen.defects, seen.not_examined, seen.verdict) == ([], [], "no defect")
 
 
-@diagonal(dtype=FORMATS, inplace=[False, True])
+@diagonal(1, dtype=FORMATS, inplace=[False, True])
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_dropout_draws_by_the_operator_of_the_step(device, inplace, dtype, monkeypatch):
     if device == "cpu":
@@ -70,14 +70,14 @@ def test_a_dropout_draws_by_the_operator_of_the_step(device, inplace, dtype, mon
     is_right(replace(SHORT, make=lambda: dropping(inplace), device=device, dtype=dtype).run(mpcompare.watch))
 
 
-@diagonal(dtype=FORMATS, causal=[False, True])
+@diagonal(1, dtype=FORMATS, causal=[False, True])
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_the_dropout_within_a_fused_attention_is_drawn_again(device, causal, dtype):
     loop = replace(SHORT, make=lambda: Attends(causal=causal), batch=long_tokens, device=device, dtype=dtype)
     is_right(loop.run(mpcompare.watch))
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", slow_after(1, HALVES))
 def test_a_wrong_gradient_below_a_fused_attention_is_found(dtype):
     def make():
         model = Attends()
@@ -124,7 +124,7 @@ def takes_cudnns_place(monkeypatch):
     monkeypatch.setattr(torch._VF, "lstm", fused_kernels.lstm)
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", slow_after(1, FORMATS))
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_recurrent_layer_is_examined_and_warns_nobody(device, dtype, monkeypatch):
     if device == "cpu":
@@ -140,6 +140,7 @@ def test_a_recurrent_layer_is_examined_and_warns_nobody(device, dtype, monkeypat
         assert max(e.relative for e in replay.layers.gradients.values()) < 0.02
 
 
+@pytest.mark.slow
 def test_a_layer_of_whose_backward_the_replay_makes_garbage_is_not_seen(monkeypatch):
     takes_cudnns_place(monkeypatch)
     right = fused_kernels.as_it_lies
@@ -169,7 +170,7 @@ def test_a_wrong_gradient_of_a_recurrent_layer_is_found(device, monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-@diagonal(dtype=HALVES, seed=range(3))
+@diagonal(1, dtype=HALVES, seed=range(3))
 def test_a_loss_may_round_as_its_operators_did(seed, device, dtype, monkeypatch):
     if device == "cpu":
         monkeypatch.setattr(torch._C._nn, "cross_entropy_loss", fused_kernels.cross_entropy_loss)
@@ -180,7 +181,7 @@ def test_a_loss_may_round_as_its_operators_did(seed, device, dtype, monkeypatch)
     assert [each.partition(" (")[0] for each in seen.facts["loss_in_16_bits"]] == [seen.facts["loss"]]
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", slow_after(1, HALVES))
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_wrong_loss_in_16_bits_is_found(device, dtype, monkeypatch):
     if device == "cpu":
@@ -210,7 +211,7 @@ QUERIES, KEYS = slice(0, 16), slice(16, 32)
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-@pytest.mark.parametrize("of_torch", [True, False])
+@pytest.mark.parametrize("of_torch", slow_after(1, [True, False]))
 def test_a_gradient_that_is_0_but_for_the_rounding_of_its_sum_may_be_0(of_torch, device):
     def loop(zeros):
         def make():

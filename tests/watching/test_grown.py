@@ -3,7 +3,7 @@ replaces by averages, as a known VQ-VAE does."""
 
 import pytest
 import torch
-from support.marks import diagonal
+from support.marks import diagonal, slow_after
 from support.unusual import Growing
 from support.watched_loops import Loop
 from torch import nn
@@ -94,7 +94,7 @@ def codes(dtype, watched, wrong=False):
     return seen, model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", slow_after(1, [torch.float32, torch.bfloat16]))
 def test_parameters_that_forward_replaces_are_seen(dtype):
     seen, model = codes(dtype, watched=True)
     _, plain = codes(dtype, watched=False)

@@ -51,7 +51,7 @@ def _grads(net):
     return [p.grad for p in net.parameters()]
 
 
-@diagonal(name=["0.weight", "2.weight"], wrong=[lambda g: 0.9 * g, lambda g: g.flip(0)])
+@diagonal(1, name=["0.weight", "2.weight"], wrong=[lambda g: 0.9 * g, lambda g: g.flip(0)])
 def test_a_wrong_gradient_is_found(name, wrong):
     def spoilt():
         net = two_large_tensors()

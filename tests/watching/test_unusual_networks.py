@@ -283,6 +283,7 @@ def test_an_attention_is_seen_with_dropout_as_without(dropout):
     )
 
 
+@pytest.mark.slow
 def test_comparing_draws_no_number_of_the_loop():
     """A comparison calls the attention again, and its dropout draws a mask."""
 

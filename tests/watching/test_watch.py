@@ -698,6 +698,7 @@ class Skips(nn.Sequential):
         return super().forward(x) if next(self.numbers) < 0.5 else self[1](x)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_copy_are_summed_in_its_format():
     def batch():
         return torch.randn(32, 48), torch.randint(3, (32,))

@@ -2,6 +2,7 @@
 
 import pytest
 from matplotlib.text import Text
+from support.marks import slow_after
 from support.records import write_run
 
 from mpcompare.report.brief import without_folders
@@ -50,7 +51,7 @@ def test_no_figure_shows_a_folder(tmp_path):
         assert not any("anna" in text.get_text() for text in figure.findobj(Text))
 
 
-@pytest.mark.parametrize("last", [1.0, float("nan")])
+@pytest.mark.parametrize("last", slow_after(1, [1.0, float("nan")]))
 def test_many_runs_without_a_difference_or_a_loss_are_drawn(tmp_path, last):
     for place in range(9):  # from the eighth on a run has marks
         write_run(tmp_path / f"{place}", f"backend_{place}", losses=[last if place == 8 else 1.0] * 3)

@@ -102,6 +102,7 @@ def test_the_page_shows_the_answer_first_and_is_well_formed(runs):
     assert {"href": "summary.csv"} in page.all("a")
 
 
+@pytest.mark.slow
 def test_ids_are_used_once_and_links_lead_somewhere(runs):
     page = Page(rendered(runs, [check(), check(), check("another")]))
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]

@@ -52,6 +52,7 @@ def test_noise_in_gradients_is_seen_in_their_bits(backend):
     assert "gives other numbers, and amp bf16's does not" in verdict.because
 
 
+@pytest.mark.slow
 def test_who_says_so_differs_as_declared():
     verdict = judged(SaysSo)
     assert str(verdict) == "differs as declared: gives other bits each time"

@@ -20,7 +20,7 @@ def found(name, task, precision):
     return examined(name, BACKENDS[name], task, DATA, precision, steps=3).findings
 
 
-@pytest.mark.parametrize("name", ["amp", "scratch", "fused", "master_weights"])
+@pytest.mark.parametrize("name", slow_after(2, ["amp", "scratch", "fused", "master_weights"]))
 @pytest.mark.parametrize("optimizer", slow_after(1, [TASK.optimizer, *ADAMS]), ids=repr)
 def test_the_loss_scale_grows_and_gradients_and_the_update_are_right(name, optimizer):
     findings = found(name, replace(TASK, optimizer=optimizer), "fp16")
@@ -37,6 +37,7 @@ def test_the_loss_scale_grows_and_gradients_and_the_update_are_right(name, optim
     assert {c.count for c in aged.counts.values()} == (set() if optimizer is TASK.optimizer else {UPDATES + 1})
 
 
+@pytest.mark.slow
 def test_only_what_counts_is_aged():
     assert found("amp", TASK, "bf16").aged is None
     aged = found("amp", replace(TASK, optimizer=AdamW(1e-3)), "bf16").aged

@@ -39,6 +39,7 @@ def judged(backend, precision):
     return judge_run(run := examined("run", backend, TASK, DATA, precision, steps=4), amp), run.findings
 
 
+@pytest.mark.slow
 def test_what_was_found_before_and_after_a_pass_that_stopped_stands(caplog):
     verdict, findings = judged(CannotLoad, "fp16")
     loading = dict.fromkeys(("again", "aged", "resume"), "NotImplementedError: no state can be loaded")

@@ -27,7 +27,9 @@ class LeavesRows(Amp):
                 p[-2:] = rows
 
 
-@pytest.mark.parametrize(("backend", "is_right"), [(Amp, True), (LeavesRows, False)])
+@pytest.mark.parametrize(
+    ("backend", "is_right"), [(Amp, True), pytest.param(LeavesRows, False, marks=pytest.mark.slow)]
+)
 def test_some_elements_of_each_tensor_tell_of_its_updates(backend, is_right):
     with mock.patch.object(numerics, "SPREAD", 50):
         found = examined("run", backend, TASK, DATA, "bf16", steps=3).findings

@@ -54,7 +54,7 @@ def test_a_gradient_that_is_missing_or_0_for_no_reason_is_none():
     assert moved(frozenset(HEADS[2]), weights, after) == {"heads.2.bias": True, "heads.2.weight": False}
 
 
-@diagonal(name=["amp", "fp32", "master_weights"], optimizer=[BASE.optimizer, Adam(1e-3)])
+@diagonal(1, name=["amp", "fp32", "master_weights"], optimizer=[BASE.optimizer, Adam(1e-3)])
 def test_backends_leave_an_unused_branch_alone(name, optimizer):
     task, data = make(optimizer=optimizer)
     precision = "fp32" if name == "fp32" else "bf16"
@@ -70,6 +70,7 @@ def test_backends_leave_an_unused_branch_alone(name, optimizer):
     assert all(c.count == c.should_count for c in counts.values())
 
 
+@pytest.mark.slow
 def test_a_gradient_of_0_is_found_to_move_a_branch():
     task, data = make()
     first = examined("stays", GradientsStay, task, data, "bf16", steps=4).findings.first
@@ -78,6 +79,7 @@ def test_a_gradient_of_0_is_found_to_move_a_branch():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_micro_batches_of_several_branches_are_told_apart():
     task, _ = make(accumulate=4)
     data = branched(0, 640, 16, 10, 8, [1, 0, 0, 0])

@@ -117,6 +117,7 @@ def test_right_updates_are_within_their_roundings(backend, optimizer, clip_norm)
     assert drive.known_mistakes == {}
 
 
+@pytest.mark.slow
 def test_an_update_at_another_rate_is_known_and_one_of_another_kind_is_not():
     wrong, other = found(TooFast), found(DecaysMore)
     assert all(e.excess > 1 for e in wrong.updates[0].values())

@@ -1,5 +1,6 @@
 """The noise runs: the reference once more, with changes that must not matter."""
 
+import pytest
 import torch
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
@@ -16,6 +17,7 @@ TASK = make_task(in_features=40, samples=32 * 25)
 DATA = dataset_of(TASK)
 
 
+@pytest.mark.slow
 def test_noise_runs_are_the_same_function_and_not_the_same_roundings():
     model, batch, u = TASK.new_model(3, CPU), make_batch(TASK, CPU), 2.0**-8
     made, initial = [], params_of(model)

@@ -5,6 +5,7 @@ import math
 import pytest
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
+from support.marks import slow_after
 from support.tasks import make_task
 
 from mpcompare.loss_scale import DynamicLossScale, StaticLossScale
@@ -36,6 +37,7 @@ def test_the_scale_that_is_too_large_is_just_too_large(largest):
     assert math.log2(policy.init_scale).is_integer()
 
 
+@pytest.mark.slow
 def test_a_static_scale_and_one_with_a_floor_and_hysteresis_are_followed():
     for policy in (StaticLossScale(1024.0), DynamicLossScale(min_scale=1.0, hysteresis=2)):
         found = examined("scratch", BACKENDS["scratch"], TASK, DATA, "fp16", policy=policy, steps=3).findings
@@ -44,7 +46,7 @@ def test_a_static_scale_and_one_with_a_floor_and_hysteresis_are_followed():
         assert not steps[0].finite
 
 
-@pytest.mark.parametrize("name", ["amp", "scratch", "fused", "master_weights"])
+@pytest.mark.parametrize("name", slow_after(2, ["amp", "scratch", "fused", "master_weights"]))
 def test_without_a_loss_scale_the_step_with_an_infinite_input_is_taken(name):
     findings = examined(name, BACKENDS[name], TASK, DATA, "bf16", steps=3).findings
     assert findings.overflow is None

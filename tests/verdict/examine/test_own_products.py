@@ -66,7 +66,7 @@ class Routed(nn.Module):
 
 
 @pytest.mark.parametrize("wide", [False, True])
-@diagonal(own=[Cancelling, Between, Several], precision=["bf16", "fp16"])
+@diagonal(1, own=[Cancelling, Between, Several], precision=["bf16", "fp16"])
 def test_operands_of_products_are_rounded_as_the_step_did(own, precision, wide):
     network = Network("routed", "torch", lambda: Routed(wide, own), lambda samples: images(28, 1, samples))
     amp = layers_of(subject_of(network, precision, Amp), "amp")

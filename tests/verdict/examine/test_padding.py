@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
+from support.marks import slow_after
 from support.tasks import make_task
 from torch import nn
 from torch.nn import functional as F
@@ -49,7 +50,7 @@ def found(backend, model, precision="bf16"):
     return examined("run", backend, replace(MLP, model=model), DATA, precision, steps=2).findings.padding
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16"]))
 def test_a_right_backend_is_finite(precision):
     padding = found(BACKENDS["amp"], Normed, precision)
     assert padding.loss == pytest.approx(math.log(5), rel=0.01)
@@ -57,6 +58,7 @@ def test_a_right_backend_is_finite(precision):
     assert list(padding.finite.values()) == [True] * 6
 
 
+@pytest.mark.slow
 def test_an_eps_that_16_bits_do_not_hold_is_nan():
     wrong = found(EpsIn16Bits, Normed, "fp16")
     assert math.isnan(wrong.loss)
@@ -64,6 +66,7 @@ def test_an_eps_that_16_bits_do_not_hold_is_nan():
     assert not math.isnan(found(EpsIn16Bits, Normed, "bf16").loss)  # bf16 holds 1e-12
 
 
+@pytest.mark.slow
 def test_it_is_left_out_where_nothing_divides_or_fp32_has_no_number():
     def zero(x):
         return torch.zeros_like(x)

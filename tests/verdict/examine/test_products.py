@@ -8,7 +8,7 @@ from support.products import LAYERS, TASK, shows_its_products
 from mpcompare.backends.scratch import Scratch
 from mpcompare.report.verdicts import judge_run
 
-NAMES = ["scratch", "fused"]
+NAMES = [pytest.param("scratch", marks=pytest.mark.slow), "fused"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from support.backends import BACKENDS
 from support.cases import CASES
 from support.judging import examined
-from support.marks import BF16_LSTM
+from support.marks import BF16_LSTM, slow_after
 from support.networks import DroppingGpt
 from torch import nn
 
@@ -21,6 +21,7 @@ from mpcompare.verdict.examine.forced.roundings import Roundings
 from mpcompare.verdict.examine.rounding import rounding_errors
 
 
+@pytest.mark.slow
 @BF16_LSTM
 def test_what_one_rounding_does_is_what_amp_does():
     """Amp's gradients are as far from the oracle's as one rounding of each result makes them."""
@@ -85,7 +86,7 @@ def test_the_largest_number_is_found_again_in_backward(largest):
     assert x.grad.any()
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", slow_after(1, [False, True]))
 def test_what_is_computed_again_is_rounded_as_it_was(reentrant):
     """A checkpoint computes the same numbers, so its errors are as in the network without a checkpoint."""
     generator, found = torch.Generator().manual_seed(0), []

@@ -71,6 +71,7 @@ class Experts(nn.Module):
         return self.after((mixed.float() * mixed.float().square().mean(-1, keepdim=True).rsqrt()).to(z.dtype))
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_is_seen_layer_by_layer():
     task = make_task(in_features=20, hidden=[8], out_features=5, batch_size=32, samples=32 * 4)
     data, task = dataset_of(task), type(task)(Experts, "cross_entropy", task.optimizer, 32, 32 * 4)

@@ -64,6 +64,7 @@ def test_gradients_that_are_rounded_to_nearest_are_right():
     assert max(signed) < 0.6
 
 
+@pytest.mark.slow
 def test_in_any_one_direction_roundings_are_smaller_than_in_all():
     findings = examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=2).findings
     roundings = findings.replays["first"].rounding
@@ -78,9 +79,9 @@ def test_in_any_one_direction_roundings_are_smaller_than_in_all():
     [
         ("bf16", 2, 12, True),
         ("bf16", 2, 60, False),
-        ("fp16", 2, 12, True),
-        ("fp16", 2, 25, False),
-        ("bf16", 1, 12, False),
+        pytest.param("fp16", 2, 12, True, marks=pytest.mark.slow),
+        pytest.param("fp16", 2, 25, False, marks=pytest.mark.slow),
+        pytest.param("bf16", 1, 12, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_few_zeros_of_a_tied_weight_are_two_numbers_that_cancel(precision, uses, zeros, passes):

@@ -54,6 +54,7 @@ def test_a_batch_in_parts_overflows_at_a_larger_scale_and_is_right(backend, poli
         assert run.first.first_scale > amp.first.first_scale
 
 
+@pytest.mark.slow
 def test_gradients_that_never_overflow_are_found_at_any_scale():
     _, run, verdict = judged(Finite, DynamicLossScale())
     assert run.overflow.steps[0].finite

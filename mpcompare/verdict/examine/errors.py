@@ -36,9 +36,9 @@ def gradient_error(grad: Tensor, exact: Tensor) -> GradientError:
         norm2 += torch.dot(true, true).item()
         error2 += torch.dot(apart, apart).item()
         largest = max(largest, *(abs(end.item()) for end in true.aminmax()))
-        nonzeros += true.numel() - zeros_of(true)
-        if zeros_of(g):
-            zeros += int(((g == 0) & (true != 0)).sum())
+        is_there = true.bool()
+        nonzeros += int(is_there.count_nonzero())
+        zeros += int((is_there & ~g.bool()).count_nonzero())
     slope = product / norm2 if norm2 else 1.0
     transposed = None
     if grad.dim() == 2 and grad.shape[0] == grad.shape[1] > 1 and 100 * error2 > norm2:
@@ -79,12 +79,13 @@ def _update_error(replay: UpdateReplay, name: str, seen: Seen, short_dtype: torc
     left = lost & (moved.to(short_dtype).double() != w)
     moves, norm2 = max(int(is_moved.sum()), 1), s.square().sum().item()
     far, should_far = far_from(moved, new) if coarse > 1 else (0, 0.0)
+    longer = (after.to(short_dtype) - after).bool()
     return UpdateError(
         excess=update_error(w, new, s, magnitude, coarse=coarse),
         slope=(changed * s).sum().item() / norm2 if norm2 else 1.0,
         lost=int(lost.sum()) / moves,
         lost_in_fp32=int(lost_in_fp32.sum()) / moves,
-        short=zeros_of(after.to(short_dtype) - after) / max(after.numel(), 1),
+        short=int((~longer).sum()) / max(after.numel(), 1),
         left=int(left.sum()) / moves,
         far=far,
         should_far=should_far,
@@ -163,12 +164,6 @@ def micro_batches(
     counts = torch.linalg.lstsq(matrix, target[:, None]).solution[:, 0]
     rest, smallest = (target - matrix @ counts).norm().item(), torch.linalg.svdvals(matrix)[-1].item()
     return MicroBatches(counts.tolist(), rest, smallest, list(weights))
-
-
-def zeros_of(values: Tensor) -> int:
-    """Returns the number of zeros. Mostly there are none, and to look for the smallest number takes half as long as to
-    count."""
-    return 0 if values.numel() and values.abs().amin() > 0 else values.numel() - int(values.count_nonzero())
 
 
 def largest(values: Tensor) -> float:

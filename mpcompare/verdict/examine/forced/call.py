@@ -16,7 +16,7 @@ from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
 from mpcompare.verdict.examine.forced.choices import in_backward
-from mpcompare.verdict.examine.forced.own_products import PRODUCTS, is_torchs
+from mpcompare.verdict.examine.forced.own_products import PRODUCTS, is_torchs, multiplies
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError, OtherPathError
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
@@ -27,9 +27,10 @@ FEW = 4096  # elements of a parameter that tell whether a layer writes it
 
 
 def half_of(module: nn.Module, call: Call) -> torch.dtype | None:
-    """Returns the format of 16 bits in which a layer multiplies; None where it multiplies in no such format."""
+    """Returns the format of 16 bits in which a layer of torch's multiplies; None where it multiplies in no such format.
+    The code of a subclass may compute its weight, as a layer that quantizes it does."""
     results = [t.dtype for t in call.outputs if is_real(t)]
-    return next((d for d in results if d in HALF), None) if isinstance(module, MULTIPLY) else None
+    return next((d for d in results if d in HALF), None) if multiplies(module) else None
 
 
 @dataclass

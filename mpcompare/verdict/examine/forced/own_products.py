@@ -33,6 +33,11 @@ def is_torchs(module: nn.Module) -> bool:
     return False
 
 
+def multiplies(module: nn.Module) -> bool:
+    """Returns whether a layer is torch's, and its weights are operands of a product."""
+    return isinstance(module, MULTIPLY) and is_torchs(module)
+
+
 def format_of(args: Any) -> torch.dtype | None:
     """Returns the format of the operands of a product; None where they are no real numbers."""
     return next((a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
@@ -47,7 +52,7 @@ def halves_within(module: nn.Module, formats: Formats, passes: Sequence[bool]) -
         formats: by line the formats in which the code was seen to multiply.
         passes: whether each output of the module requires a gradient.
     """
-    if isinstance(module, MULTIPLY) or not any(passes):
+    if multiplies(module) or not any(passes):
         return {}
     return {line: kind for line, kinds in formats.items() for kind in kinds if len(kinds) == 1 and kind in HALF}
 

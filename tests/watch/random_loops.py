@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, S
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 from watch.loops.base import DTYPES, Loop
-from watch.loops.networks import GPT, Norm, mlp
+from watch.loops.networks import GPT, mlp
 
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.Tanh, nn.SiLU, nn.LeakyReLU)
 OPTIMIZERS: tuple[tuple[type[Optimizer], dict[str, Any]], ...] = (
@@ -112,15 +112,6 @@ class Recurrent(nn.Module):
         return self.last(states[:, -1]), states
 
 
-def with_torchs_norms(model: nn.Module) -> None:
-    """Puts torch's layer norms in the place of a network's own. In bf16 torch's kernel sums the gradients of a norm
-    coarsely, which the watch allows in torch's layers alone."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, Norm):
-                setattr(module, name, nn.LayerNorm(len(child.weight), bias=False))
-
-
 class RandomLoop(Loop):
     """The loop that a number determines. ``drawn`` says in words what the loop is made of."""
 
@@ -171,8 +162,6 @@ class RandomLoop(Loop):
             model = GPT(20, 10, 16, 1 + drawn["blocks"] // 2, dropout)
             if drawn["recompute"]:
                 model.blocks = nn.ModuleList(map(Recomputed, model.blocks))
-            if self.is_short:
-                with_torchs_norms(model)
             if not drawn["tied"]:
                 model.head.weight = nn.Parameter(model.head.weight.detach().clone())
         else:

@@ -203,10 +203,17 @@ def images(layer):
 QUICK = [OwnStatistics, Routed, OfObjects, Batched]
 
 
+class Quantized(nn.Linear):
+    """Rounds its weight to steps that are coarser than 16 bits. Autocast casts the rounded weight."""
+
+    def forward(self, x):
+        return F.linear(x, torch.fake_quantize_per_tensor_affine(self.weight, 0.01, 0, -128, 127), self.bias)
+
+
 @pytest.mark.parametrize(
     "make",
-    slow_after(len(QUICK), [
-        *QUICK, UnitRows, Layerdrop, Mixed,
+    slow_after(len(QUICK) + 1, [
+        *QUICK, lambda: Quantized(WIDTH, WIDTH), UnitRows, Layerdrop, Mixed,
         lambda: nn.Sequential(CastBack(WIDTH), nn.GELU(), CastBack(WIDTH)),
         lambda: images(Depthwise()),
         lambda: images(Scaled(WIDTH, WIDTH, 7, padding=3, groups=WIDTH)),
@@ -396,6 +403,29 @@ def test_a_sum_over_the_rows_of_a_weight_may_be_as_long_as_they_are_many(seed):
 
     seen = replace(LOOP, make=InputsFirst, dtype=torch.float32, batch=batch, seed=seed).run(mpcompare.watch)
     assert seen.defects == [], str(seen)
+
+
+class NormOfItsOwn(nn.Module):
+    """Calls torch's norm, whose kernel on a CPU sums gradients of 16 bits in 16 bits."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return F.layer_norm(x, self.weight.shape, self.weight)
+
+
+@pytest.mark.parametrize("norm", [NormOfItsOwn, lambda width: nn.LayerNorm(width, bias=False)])
+def test_torchs_kernel_of_a_norm_is_the_measure_in_anybodys_layer(norm):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, WIDTH), norm(WIDTH), nn.GELU(), nn.Linear(WIDTH, 3)).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=10.0)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        x, y = torch.randn(4096, 4), torch.randint(3, (4096,))
+        F.cross_entropy(model(x.bfloat16()).float(), y).backward()
+        optimizer.step()
+    assert [each for each in seen.defects if each.cause != "no master weights"] == [], str(seen)
 
 
 class Alike(nn.Module):

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from mpcompare.tasks.cast import STAY_IN_FP32
+from mpcompare.tasks.cast import stays_in_fp32
 from mpcompare.tasks.task import put_buffers
 from mpcompare.verdict.examine.forced.own_products import is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import Noted
@@ -48,7 +48,7 @@ def of_kernels(
     network: nn.Module,
     record: Record,
     after: Mapping[str, Tensor],
-    kinds: tuple[type[nn.Module], ...] = (*STAY_IN_FP32, *MULTIPLY),
+    products: tuple[type[nn.Module], ...] = MULTIPLY,
     of: Container[str] | None = None,
 ) -> Kernels:
     """Returns what torch's own norms, embeddings and layers of products make of the recorded operands.
@@ -56,13 +56,13 @@ def of_kernels(
     Args:
         network: in the state before the first call; it is in this state again in the end.
         after: the buffers after the last call.
-        kinds: the kinds of layers.
+        products: the kinds of layers of products.
         of: the names of parameters, of which a layer must have one; None: any layer.
     """
     names, made = {id(p): name for name, p in network.named_parameters()}, Kernels()
     for layer, calls in record.calls.items():
         module = network.get_submodule(layer) if layer != OUTPUT else None
-        if not calls or not isinstance(module, kinds):
+        if not calls or module is None or not (isinstance(module, products) or stays_in_fp32(module)):
             continue
         if of is not None and not any(f"{layer}.{name}" in of for name, _ in module.named_parameters()):
             continue
@@ -77,7 +77,7 @@ def of_kernels(
         if not drawn.drawn:  # else the numbers are not the step's, such as the mask of an attention's dropout
             made.layers.add(layer)
             made.grads = grads
-            if all(alike) and isinstance(module, STAY_IN_FP32):
+            if all(alike) and stays_in_fp32(module):
                 made.alike.add(f"output {layer}")
             full = {f"{layer}.{name}": b for name, b in module.named_buffers()}
             made.alike |= {f"buffer {name}" for name, b in full.items() if name in after and same_bits(b, after[name])}
@@ -125,9 +125,9 @@ def _results(module: nn.Module, call: Call, mode: AbstractContextManager[Any] | 
 
 
 def _calls_torchs_norm(module: nn.Module, call: Call) -> bool:
-    """Returns whether the code of a norm, such as a norm of timm's, calls torch's norm, and nothing else that rounds or
-    has a backward method of its own."""
-    if call.arguments is None or not isinstance(module, STAY_IN_FP32):
+    """Returns whether the code of a norm, such as nanoGPT's, calls torch's norm, and nothing else that rounds or has a
+    backward method of its own."""
+    if call.arguments is None or not stays_in_fp32(module):
         return False
     results = _results(module, call, called := _Called())
     own = any(isinstance(node, BackwardCFunction) for node in functions_of(list(filter(is_real, results))))

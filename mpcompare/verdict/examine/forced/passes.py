@@ -16,7 +16,6 @@ from mpcompare.contract import Batches, Walk, called_module, watched_products
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.stored import Stored
-from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.tasks.task import sharing_parameters
 from mpcompare.verdict.examine.drive import RETRIES
 from mpcompare.verdict.examine.errors import gradient_error
@@ -97,7 +96,7 @@ def layers_of(subject: Subject, walk: Walk, step: Recorded) -> Layers | None:
 
 def _compared_with_kernels(step: Recorded, layers: Layers) -> Errors:
     far = {name: e for name, e in layers.gradients.items() if e and e.error > K * layers.rounding[name].error}
-    made = of_kernels(step.network, step.record, {}, STAY_IN_FP32, far).grads if far else {}
+    made = of_kernels(step.network, step.record, {}, (), far).grads if far else {}
     # The gradients that arrive at the norms belong to a loss that may be multiplied by a factor.
     scale = step.scale * layers.factor
     errors = {name: gradient_error(step.grads[name], g.double() / scale) for name, g in made.items() if name in far}

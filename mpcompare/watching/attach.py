@@ -11,6 +11,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from mpcompare.errors import InputError
+from mpcompare.watching.masters import masters_of
 
 Optimizers = dict[str, torch.optim.Optimizer]
 
@@ -25,6 +26,7 @@ class Attached:
     hides_layers: bool  # whether the layers call no hooks, because the loop runs compiled code
     others: int  # the number of parameters of the optimizers that the network does not have
     eager: bool  # whether the loop runs without the compiler while it is looked at
+    masters: dict[str, torch.Tensor]  # by the names of weights the masters that optimizers have in their place
     strangers: list[str] = field(default_factory=list)  # optimizers with steps that no watch was given, in words
 
     @property
@@ -36,7 +38,7 @@ class Attached:
         """Returns the names of the parameters that the optimizers have."""
         groups = [group for each in self.optimizers.values() for group in each.param_groups]
         own = {id(p) for group in groups for p in group["params"]}
-        return {name for name, p in self.network.named_parameters() if id(p) in own}
+        return {name for name, p in self.network.named_parameters() if id(p) in own} | self.masters.keys()
 
     def name_of(self, optimizer: Any) -> str | None:
         """Returns the name of an optimizer, which may be a wrapper; None where it is not watched."""
@@ -59,22 +61,25 @@ def attached(model: Any, optimizer: Any, eager: bool) -> Attached:
         raise InputError("watch: optimizer", optimizer, expected)
     found: Optimizers = {}
     own, others = {id(p) for _, p in network.named_parameters()}, 0
+    masters: dict[str, torch.Tensor] = {}
     for name, each in named.items():
         inner = unwrapped(each)
         if inner is None:
             raise InputError(f"watch: {name}", type(each).__name__, expected)
         params = [p for group in inner.param_groups for p in group["params"]]
-        if not any(id(p) in own for p in params):
+        masters |= masters_of(network, params)
+        known = own.union(map(id, masters.values()))
+        if not any(id(p) in known for p in params):
             other = f"has none of the parameters of {type(network).__name__}"
             raise InputError(f"watch: {name}", type(inner).__name__, other)
-        others += sum(id(p) not in own for p in params)
+        others += sum(id(p) not in known for p in params)
         found[name] = inner
     for name, module in network.named_modules():
         if not callable(vars(module).get("parameters", module)):
             hides = "has an attribute parameters, which hides the method of torch.nn.Module: rename the attribute"
             raise InputError("watch: model", name or type(network).__name__, hides)
     hides_layers = any(map(is_compiled, models.values())) and not eager
-    return Attached(network, models, found, hides_layers, others, eager)
+    return Attached(network, models, found, hides_layers, others, eager, masters)
 
 
 class Together(nn.ModuleDict):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from mpcompare.watching.defects_of_layers import of_formats, of_gradients
 from mpcompare.watching.defects_of_steps import of_repeats, of_skipped, of_step
-from mpcompare.watching.defects_of_updates import of_loss_scale, of_rounded_weights, of_updates
+from mpcompare.watching.defects_of_updates import of_loss_scale, of_masters, of_rounded_weights, of_updates
 from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.judged import Defect
 from mpcompare.watching.looking import Look
@@ -28,6 +28,7 @@ def _all(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Updates
     yield from of_skipped(look.taken)
     yield from of_repeats(look.taken)
     yield from of_rounded_weights(look.taken)
+    yield from of_masters(look)
     if look.sums.clipped_early:
         because = f"gradients are clipped ({look.sums.clipped_early}) before backward has made any, and not after"
         yield Defect("clip", "", because)

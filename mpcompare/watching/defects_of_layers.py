@@ -78,7 +78,8 @@ def _of_stale_weights(look: Look, seen: Sum, layer: str, number: int) -> Defect 
 
 def _summed(look: Look, taken: Taken, seen: Sum, dtype: torch.dtype, number: int) -> Iterator[Defect]:
     """Yields sums of micro-batches that have no more digits than ``dtype``, the format of the parts of each sum."""
-    several = [n for n in taken.raw if taken.dtypes[n] == "fp32" and _micro_batches(look, seen, n) > 1]
+    wide = [n for n in taken.raw if taken.dtypes[n] == "fp32" and n not in look.attached.masters]
+    several = [n for n in wide if _micro_batches(look, seen, n) > 1]
     grads = {n: g[g != 0] for n in several if bool((g := taken.raw[n]).any())}
     short = [n for n, g in grads.items() if float((g.to(dtype) == g).float().mean()) > SHORT]
     if 2 * len(short) > len(grads):
@@ -140,7 +141,9 @@ def of_formats(look: Look) -> Iterator[Defect]:
     if not wide:
         return
     for name, module in look.network.named_modules():
-        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        masters = {n.rpartition(".")[2] for n in look.attached.masters if n.rpartition(".")[0] == name}
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        own = [(n, t) for n, t in tensors if n not in masters]
         kept = [n for n, t in own if t.is_floating_point() and t.dtype.itemsize == 2]
         # A buffer may be a result of the network, which requires a gradient, too, and is not trained.
         short = [n for n, t in own if n in kept and ((t.requires_grad and t.is_leaf) or n.startswith("running"))]

@@ -42,7 +42,7 @@ def of_updates(look: Look, updates: Mapping[str, Updates]) -> Iterator[Defect]:
 
 
 def _in_16_bits(look: Look) -> set[str]:
-    return {name for name, p in look.params.items() if p.dtype.itemsize <= 2}
+    return {name for name, p in look.params.items() if p.dtype.itemsize <= 2} - look.attached.masters.keys()
 
 
 def _moments(update: Updates) -> Iterator[Defect]:
@@ -110,6 +110,17 @@ def of_rounded_weights(taken: Sequence[Taken]) -> Iterator[Defect]:
                 because += ": what an update adds below their last digit is lost"
                 yield Defect("no master weights", names[0], because)
                 return
+
+
+def of_masters(look: Look) -> Iterator[Defect]:
+    """Yields weights whose masters have moved, and which forward uses as they were before."""
+    for number, earlier, later in in_turn(look.taken):
+        used = later.in_forward()
+        same = [n for n, w in earlier.called.items() if n in later.called and same_bits(w, later.called[n])]
+        stale = [n for n in same if n in look.attached.masters and not same_bits(later.called[n], used[n])]
+        if stale:
+            because = f"forward before step {number} has {listed(stale)} as before step {number - 1}: their masters "
+            yield Defect("stale weights", stale[0], because + "have moved, and nobody has copied them to the weights")
 
 
 def of_loss_scale(look: Look) -> Iterator[Defect]:

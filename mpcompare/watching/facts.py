@@ -63,7 +63,7 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
     # The loop clamps these weights, or sets them to an average.
     facts["moved_between_updates"] = sorted({n for _, a, b in in_turn(look.taken) for n in moved(a.after, b.before)})
     # The loop adds noise to these weights for backward alone, or decays them by hand, or forward writes them.
-    facts["moved_before_steps"] = sorted({n for step in taken for n in moved(step.called, step.before)})
+    facts["moved_before_steps"] = sorted({n for step in taken for n in moved(step.called, step.in_forward())})
     left_out = sum(s.dropped for s in seen) + (0 if look.steps.scaler else sum(s.given_up for s in seen))
     if left_out or look.steps.scaler is None:
         facts["backwards_left_out"] = left_out

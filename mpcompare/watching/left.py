@@ -74,9 +74,10 @@ class Left:
         """Returns the norm of all gradients as one vector, as they are now."""
         return total_norm({name: numbers(g) for name, g in self.grads.items()}, norm_type)
 
-    def has_any(self, values: Sequence[Any]) -> bool:
-        """Returns whether some of these values are gradients."""
-        return any(isinstance(t, Tensor) and _place(t) in self.places for t in values)
+    def has_any(self, values: Sequence[Any], others: Sequence[Tensor]) -> bool:
+        """Returns whether some of these values are gradients that backward left, or ``others``."""
+        places = self.places.union(map(_place, others))
+        return any(isinstance(t, Tensor) and _place(t) in places for t in values)
 
     def forget(self) -> None:
         """Frees all gradients."""

@@ -80,10 +80,9 @@ class Steps:
         owned, optimizer = self._owned(name), self.attached.optimizers[name]
         total = None if in_backward() else self.sums.close({n for n, _ in owned})
         settings: dict[str, dict[str, Any]] = {}
-        names = self.sums.calls.names
         for group in optimizer.param_groups:
             shared = {key: _number(value) for key, value in group.items() if key != "params"}
-            settings |= {names[id(p)]: shared for p in group["params"] if id(p) in names}
+            settings |= {name: shared for name, _ in self._named(group["params"])}
         scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
         by_hand = total is not None and scale != 1 and any(factor == scale for factor, _ in total.factors())
         return Taken(
@@ -104,8 +103,12 @@ class Steps:
         )
 
     def _owned(self, name: str) -> list[tuple[str, Tensor]]:
-        params = [p for group in self.attached.optimizers[name].param_groups for p in group["params"]]
-        return [(self.sums.calls.names[id(p)], p) for p in params if id(p) in self.sums.calls.names]
+        return [each for group in self.attached.optimizers[name].param_groups for each in self._named(group["params"])]
+
+    def _named(self, params: list[Tensor]) -> list[tuple[str, Tensor]]:
+        """Returns those parameters of an optimizer that are weights of the network, or their masters, by name."""
+        names = self.sums.calls.names | {id(p): name for name, p in self.attached.masters.items()}
+        return [(names[id(p)], p) for p in params if id(p) in names]
 
     def after(self, name: str) -> None:
         """Looks at what an optimizer has made."""

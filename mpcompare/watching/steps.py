@@ -124,6 +124,10 @@ class Taken:
     drew: bool = False  # whether the optimizer drew random numbers of torch
     in_backward: bool = False  # whether a hook of backward took the step, when the gradient of a parameter was there
 
+    def in_forward(self) -> Params:
+        """Returns the weights before the step in the dtypes of forward. Masters have more digits."""
+        return {n: w.to(self.called[n].dtype) if n in self.called else w for n, w in self.before.items()}
+
     @property
     def raw(self) -> Params:
         """The gradients as backward left them, some elements of each."""

@@ -6,7 +6,7 @@ and loops clear their gradients before, between and after.
 
 import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from traceback import walk_stack
 from typing import Any
 
@@ -172,17 +172,17 @@ class Sums:
                 self.clipped_early = line_of_user()
             return
         written, out = args[:1], [kwargs.get("out")]
-        if self.left.has_any(tree_leaves(out)):  # as torch.nan_to_num(p.grad, out=p.grad)
+        if self._has_any(tree_leaves(out)):  # as torch.nan_to_num(p.grad, out=p.grad)
             part, written = name, out
         elif name in NORMS:
             part = "norm"
         elif writes_into_first(func) or name == "__set__":
             part = "unscale" if name == UNSCALE else name.strip("_")
         else:
-            self._read |= self.left.has_any(tree_leaves(args))
+            self._read |= self._has_any(tree_leaves(args))
             return
         targets = written[0] if written and isinstance(written[0], (list, tuple)) else written
-        if self.left.has_any(targets):
+        if self._has_any(targets):
             if part == "norm":
                 asked = _asked()
                 if asked is not None and self._is_late(asked):
@@ -197,6 +197,10 @@ class Sums:
             entry = (part, line_of_user())
             if self.order[-1:] != [entry]:
                 self.order.append(entry)
+
+    def _has_any(self, values: Sequence[Any]) -> bool:
+        """Returns whether some of these values are gradients of weights, or of their masters."""
+        return self.left.has_any(values, [p.grad for p in self.attached.masters.values() if p.grad is not None])
 
     def _versions_now(self) -> dict[str, int]:
         """Returns, by parameter, how often its gradient has been written to."""

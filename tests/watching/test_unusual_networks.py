@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from support.marks import slow_after
+from support.marks import diagonal, slow_after
 from support.watched_loops import Loop, spoil
 from torch import nn
 from torch.nn import functional as F
@@ -426,6 +426,41 @@ def test_torchs_kernel_of_a_norm_is_the_measure_in_anybodys_layer(norm):
         F.cross_entropy(model(x.bfloat16()).float(), y).backward()
         optimizer.step()
     assert [each for each in seen.defects if each.cause != "no master weights"] == [], str(seen)
+
+
+class Pools(nn.Module):
+    """Adds a function of windows that overlap to its input. On a CPU torch adds up the windows in 16 bits."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.given, self.mixed, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 3, 1)
+        self.function = function
+
+    def forward(self, x):
+        x = self.given(x)
+        return self.last(x + self.function(self.mixed(x))).mean((2, 3))
+
+
+WINDOWS = {
+    "average less the input": lambda x: F.avg_pool2d(x, 7, 1, 3) - x,
+    "pyramid of maxima": lambda x: sum(F.max_pool2d(x, size, 1, size // 2) for size in (5, 9, 13)),
+    "folded": lambda x: F.fold(F.unfold(x, 5, padding=2), x.shape[-2:], 5, padding=2) / 25,
+}
+
+
+@pytest.mark.parametrize("factor", [1, 1.1])
+@diagonal(name=list(WINDOWS), dtype=[torch.bfloat16, torch.float16])
+def test_windows_that_overlap_are_added_up_as_torch_adds_them(name, dtype, factor):
+    def make():
+        model = Pools(WINDOWS[name])
+        spoil(model.given.weight, lambda g: g * factor)
+        return model
+
+    def batch():
+        return torch.randn(8, 3, 12, 12), torch.randint(3, (8,))
+
+    seen = replace(LOOP, make=make, dtype=dtype, batch=batch).run(mpcompare.watch)
+    assert {defect.place for defect in seen.defects} == ({"given.weight"} if factor > 1 else set()), str(seen)
 
 
 class Alike(nn.Module):

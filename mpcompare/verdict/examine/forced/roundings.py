@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mpcompare.dtypes import HALF, dtype_name
+from mpcompare.dtypes import HALF, dtype_name, torch_dtype
 from mpcompare.precision import FP16, FP32, Precision
 from mpcompare.verdict.examine.numerics import chunks
 from mpcompare.verdict.examine.widened import values_of
@@ -36,6 +36,11 @@ CANCELLING = {
 }  # fmt: skip
 # Torch computes the statistics of these norms in 16 bits where all of a norm's numbers have 16 bits.
 NORMING = {f"aten::native_{kind}_norm" for kind in ("layer", "group", "batch")}
+# Operators that add up overlapping windows, which torch does in 16 bits on a CPU, number by number.
+ADDING = {
+    "aten::avg_pool2d_backward", "aten::avg_pool3d_backward", "aten::col2im",
+    "aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward",
+}  # fmt: skip
 # Operators that recur in logarithms. Each step of theirs is rounded as a logarithm of a whole path is, which is larger
 # than any number that they are given or return. So torch's own kernel shows how large these roundings are in fp32.
 RECURRING = {"aten::_ctc_loss", "aten::_ctc_loss_backward"}
@@ -111,6 +116,7 @@ class Roundings(TorchDispatchMode):
         self.kinds = {*WHOLE, *COMPLEX} if self.u == FP32.unit_roundoff else set(WHOLE)
         self.constant = False  # whether only the result is rounded, as it is stored
         self.cancels_in: torch.dtype | None = torch.float32 if self.u == FP32.unit_roundoff else None
+        self.adds_in = torch_dtype(precision.storage)  # the format in which windows that overlap are added up
         self.smallest = FP16.smallest_subnormal if precision.storage == FP16 else 0.0
         self.scale = scale
         self.quantities = WeakIdKeyDictionary()  # the quantities that autograd does not see
@@ -120,9 +126,8 @@ class Roundings(TorchDispatchMode):
         self.on, self.backward, self.constant = part in ("forward", "backward"), part == "backward", part == "constant"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        in_16_bits = self.on and func in CONVOLUTIONS and self.convolves_in is not torch.float32
-        if in_16_bits:
-            result = self._narrowly(func, args, kwargs or {}, self.convolves_in)
+        if (half := self._sums_in(func)) is not None:
+            result = self._narrowly(func, args, kwargs or {}, half)
         elif func._schema.name in RECURRING:  # a loss, too
             result = self._narrowly(func, args, kwargs or {}, torch.float32)
         elif self.on and self.cancels_in is not None and self._is_narrow(func, args):
@@ -131,10 +136,15 @@ class Roundings(TorchDispatchMode):
             result = self._without_bias(func, args)
         else:
             result = func(*args, **(kwargs or {}))
-        if self.on and self._is_quantity(func, args, kwargs, result) and not in_16_bits:
+        if self.on and self._is_quantity(func, args, kwargs, result) and half is None:
             for value in computed(func, (args, kwargs), result, self.kinds):
                 self.round_(value)
         return result
+
+    def _sums_in(self, func: Any) -> torch.dtype | None:
+        """Returns the format of 16 bits in which torch adds up the result of an operator; None where it uses more."""
+        kind = self.convolves_in if func in CONVOLUTIONS else self.adds_in if func._schema.name in ADDING else None
+        return kind if self.on and kind in HALF else None
 
     def _is_narrow(self, func: Any, args: Any) -> bool:
         """Returns whether torch computes an operator in the format of its operands. A batch norm that keeps running
@@ -146,7 +156,8 @@ class Roundings(TorchDispatchMode):
     def _narrowly(self, func: Any, args: Any, kwargs: Any, format: torch.dtype) -> Any:
         """Returns what torch makes in a format of fewer digits. An operator of backward is given the gradient of its
         output first. This gradient is scaled as in the step: without the loss scale fp16 would not hold it."""
-        wide, scale = args[0].dtype, self.scale if "backward" in func._schema.name and format in HALF else 1.0
+        backward = "backward" in func._schema.name or (func._schema.name in ADDING and self.backward)
+        wide, scale = args[0].dtype, self.scale if backward and format in HALF else 1.0
 
         def narrow(value: Any) -> Any:
             if isinstance(value, Tensor):

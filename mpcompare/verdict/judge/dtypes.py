@@ -9,7 +9,8 @@
   and FSDP differ there. Softmax and loss compute in no 16-bit format unless amp does.
 - *Another precision* is named only if the gradients fit its oracle better: the largest error is at most a quarter, and
   every tensor is closer. The tensor with that error must be seen, because roundings may move others by far more, as
-  where they send rows to other experts.
+  where they send rows to other experts. And it must not be within the roundings of the forced replay, as where a unit
+  at its kink turns in the oracle.
 """
 
 import re
@@ -19,7 +20,7 @@ from mpcompare.fields import LOSS
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.errors import relative_error
-from mpcompare.verdict.judge.limits import COARSEST
+from mpcompare.verdict.judge.limits import COARSEST, K
 
 # The cause where another dtype is one of these.
 TECHNIQUES = {"params": "no master weights", "loss": "loss", "optimizer": "moments"}
@@ -60,7 +61,7 @@ def checks(case: Case) -> Checks:
 
 def _effective(run: Examined) -> str:
     """Returns the precision that the gradients of the first step show. It is the precision asked for if the tensor with
-    the largest error is not seen: such a tensor is close to another precision's by luck."""
+    the largest error is not seen, or is right in the forced replay: it is close to another precision's by luck."""
     first, replay = run.findings.first.finite, run.findings.replays.get("first")
     if first is None or not first.effective_precision:
         return run.precision
@@ -68,7 +69,9 @@ def _effective(run: Examined) -> str:
     worst = max(first.gradients, key=lambda name: relative_error(first.gradients[name]))
     e, once = first.gradients[worst], rounding.get(worst)
     blind = e is not None and once is not None and once.error > COARSEST * e.norm
-    return run.precision if blind else first.effective_precision
+    replayed = replay.gradients.get(worst) if replay else None
+    is_right = replayed is not None and once is not None and replayed.error <= K * once.error
+    return run.precision if blind or is_right else first.effective_precision
 
 
 def _products(case: Case) -> Checks:

@@ -150,6 +150,14 @@ def test_gradients_that_roundings_move_by_far_more_show_no_precision():
     assert word(0.5) == "reference"
 
 
+def test_gradients_that_are_right_in_the_forced_replay_show_no_other_precision():
+    """A unit at its kink may turn in the oracle of the precision asked for, and not in another precision's oracle."""
+    amp = examined("amp", Amp, TASK, DATA, "bf16", steps=3)
+    first = replace(amp.findings.first, finite=replace(amp.findings.first.finite, effective_precision="fp16"))
+    run = replace(amp, findings=replace(amp.findings, first=first))
+    assert str(judge_run(run, run)) == "reference"
+
+
 def of_the_output(output, targets):
     """A loss in the format of the network's output."""
     return (output.square().mean(1) - output.gather(1, targets[:, None]).squeeze(1)).mean()

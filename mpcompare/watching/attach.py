@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -38,7 +39,7 @@ class Attached:
         """Returns the names of the parameters that the optimizers have."""
         groups = [group for each in self.optimizers.values() for group in each.param_groups]
         own = {id(p) for group in groups for p in group["params"]}
-        return {name for name, p in self.network.named_parameters() if id(p) in own} | self.masters.keys()
+        return {n for n, p in self.network.named_parameters() if id(p) in own or n in self.masters}
 
     def name_of(self, optimizer: Any) -> str | None:
         """Returns the name of an optimizer, which may be a wrapper; None where it is not watched."""
@@ -60,20 +61,19 @@ def attached(model: Any, optimizer: Any, eager: bool) -> Attached:
     if not named:
         raise InputError("watch: optimizer", optimizer, expected)
     found: Optimizers = {}
-    own, others = {id(p) for _, p in network.named_parameters()}, 0
-    masters: dict[str, torch.Tensor] = {}
     for name, each in named.items():
         inner = unwrapped(each)
         if inner is None:
             raise InputError(f"watch: {name}", type(each).__name__, expected)
-        params = [p for group in inner.param_groups for p in group["params"]]
-        masters |= masters_of(network, params)
-        known = own.union(map(id, masters.values()))
-        if not any(id(p) in known for p in params):
-            other = f"has none of the parameters of {type(network).__name__}"
-            raise InputError(f"watch: {name}", type(inner).__name__, other)
-        others += sum(id(p) not in known for p in params)
         found[name] = inner
+    params = {name: [p for group in each.param_groups for p in group["params"]] for name, each in found.items()}
+    masters = masters_of(network, chain.from_iterable(params.values()))
+    known = {id(p) for p in (*network.parameters(), *masters.values())}
+    for name, own in params.items():
+        if not any(id(p) in known for p in own):
+            other = f"has none of the parameters of {type(network).__name__}"
+            raise InputError(f"watch: {name}", type(found[name]).__name__, other)
+    others = sum(id(p) not in known for own in params.values() for p in own)
     for name, module in network.named_modules():
         if not callable(vars(module).get("parameters", module)):
             hides = "has an attribute parameters, which hides the method of torch.nn.Module: rename the attribute"

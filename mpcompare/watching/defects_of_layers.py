@@ -141,9 +141,8 @@ def of_formats(look: Look) -> Iterator[Defect]:
     if not wide:
         return
     for name, module in look.network.named_modules():
-        masters = {n.rpartition(".")[2] for n in look.attached.masters if n.rpartition(".")[0] == name}
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        own = [(n, t) for n, t in tensors if n not in masters]
+        own = [(n, t) for n, t in tensors if f"{name}.{n}".lstrip(".") not in look.attached.masters]
         kept = [n for n, t in own if t.is_floating_point() and t.dtype.itemsize == 2]
         # A buffer may be a result of the network, which requires a gradient, too, and is not trained.
         short = [n for n, t in own if n in kept and ((t.requires_grad and t.is_leaf) or n.startswith("running"))]

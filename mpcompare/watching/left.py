@@ -76,7 +76,7 @@ class Left:
 
     def has_any(self, values: Sequence[Any], others: Sequence[Tensor]) -> bool:
         """Returns whether some of these values are gradients that backward left, or ``others``."""
-        places = self.places.union(map(_place, others))
+        places = self.places.union(map(_place, others)) - {0} if others else self.places
         return any(isinstance(t, Tensor) and _place(t) in places for t in values)
 
     def forget(self) -> None:

@@ -13,13 +13,12 @@ from mpcompare.verdict.examine.numerics import same_bits, spread
 
 
 def masters_of(network: nn.Module, params: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Returns those parameters of an optimizer that are masters, by the names of their weights. Several weights may
-    have the same numbers, such as biases of 0. Their masters are expected in the order of the weights."""
-    own = list(params)
-    known = set(map(id, own))
-    left = {n: p for n, p in network.named_parameters() if p.requires_grad and p.dtype in HALF and id(p) not in known}
-    found: dict[str, Tensor] = {}
-    for master in own:
+    """Returns those parameters of optimizers that are masters, by the names of their weights. Several weights may have
+    the same numbers, such as biases of 0. Their masters are expected in the order of the weights."""
+    given, weights = {id(p): p for p in params}, dict(network.named_parameters())
+    left = {n: p for n, p in weights.items() if p.requires_grad and p.dtype in HALF and id(p) not in given}
+    own, found = set(map(id, weights.values())), {}
+    for master in (p for place, p in given.items() if place not in own):
         if (name := next((n for n, p in left.items() if _is_master(master, p)), None)) is not None:
             found[name] = master
             del left[name]

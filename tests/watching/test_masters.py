@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import mpcompare
 from mpcompare.errors import InputError
+from mpcompare.watching.attach import attached
 
 SCALE = {torch.bfloat16: 1.0, torch.float16: 128.0}
 HALVES = list(SCALE)
@@ -111,6 +112,13 @@ def test_some_weights_may_have_masters_and_others_be_fp32():
                 for p, master in masters.items():
                     p.copy_(master)
     assert (seen.defects, seen.not_examined, seen.facts["masters"]) == ([], [], "fp32")
+
+
+def test_no_weight_of_the_network_is_a_master():
+    net = nn.Sequential(nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 5)).bfloat16()
+    net[1].float()
+    optimizer = torch.optim.SGD([*net[1].parameters(), *net[2].parameters()], lr=0.1)
+    assert attached(net, optimizer, eager=False).masters == {}
 
 
 @pytest.mark.parametrize("change", [lambda m: m + 1, lambda m: m.bfloat16(), lambda m: m.flatten()])

@@ -405,6 +405,26 @@ def test_a_sum_over_the_rows_of_a_weight_may_be_as_long_as_they_are_many(seed):
     assert seen.defects == [], str(seen)
 
 
+class CastsToHalf(nn.Module):
+    """Casts a number of an fp32 loop to 16 bits and back."""
+
+    def __init__(self, half):
+        super().__init__()
+        self.given, self.last, self.half = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 3), half
+
+    def forward(self, x):
+        return self.last(F.gelu(self.given(x)).to(self.half).float())
+
+
+def test_many_rows_do_not_hide_a_cast_in_fp32():
+    def batch():
+        return torch.randn(2**15, 4), torch.randint(3, (2**15,))
+
+    loop = replace(LOOP, make=lambda: CastsToHalf(torch.float16), dtype=torch.float32, batch=batch, updates=1)
+    seen = replace(loop, loss=lambda z, y: F.cross_entropy(z, y, reduction="sum")).run(mpcompare.watch)
+    assert [(defect.cause, defect.place) for defect in seen.defects] == [("precision", "last")], str(seen)
+
+
 class NormOfItsOwn(nn.Module):
     """Calls torch's norm, whose kernel on a CPU sums gradients of 16 bits in 16 bits."""
 

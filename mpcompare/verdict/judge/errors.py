@@ -75,15 +75,15 @@ class PlaceError:
     terms: float = 0.0
     common: float = 0.0
     around: float = 1.0
-    of_kernels: float = 0.0  # the part of ``error`` that torch's kernels make in fp32; 0 where nobody looked
+    in_common: float = 0.0  # the part of ``error`` that one more replay in fp32 makes, too
 
     @classmethod
-    def of(cls, error: float, norm: float, once: RoundingError) -> "PlaceError":
+    def of(cls, error: float, norm: float, once: RoundingError, in_common: float = 0.0) -> "PlaceError":
         """Returns the error at a place where roundings make the error ``once``."""
         made = once.error, once.dimensions, once.samples, once.terms, once.common, once.around
-        return cls(error, norm, *made)
+        return cls(error, norm, *made, in_common)
 
     @property
     def far(self) -> float:
-        """The error over the error that roundings make."""
-        return self.error / max(self.rounding, 2.0**-24 * self.norm, 1e-300)
+        """The error over the error that roundings make, without what a replay in fp32 makes, too."""
+        return (self.error - self.in_common) / max(self.rounding, 2.0**-24 * self.norm, 1e-300)

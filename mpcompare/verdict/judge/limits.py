@@ -86,13 +86,14 @@ def roundings(run: Examined, place: PlaceError, in_a_row: bool = False) -> float
             one, such as the gradients below an average over positions, are all rounded in one direction. Then the
             relative error grows with the number of terms, and not with the root of that number (Higham, "Accuracy and
             Stability of Numerical Algorithms", SIAM 2002, section 4.2). In 16 bits the roundings of results are larger.
+            Else an fp32 run may have the error that one more replay in fp32 has, too, up to this bound.
     """
     rounded = K * largest_rounding(place.rounding, place)
     summed = sum_error(run) * max(place.norm, place.rounding / run.unit_roundoff, place.terms)
     if PRECISIONS[run.precision].is_16_bit:
         return rounded + 2 * summed
     most = math.sqrt(run.findings.longest_sum) * summed
-    return rounded + (most if in_a_row else min(summed + place.of_kernels, most))
+    return rounded + (most if in_a_row else min(summed + place.in_common, most))
 
 
 def largest_rounding(once: float, samples: RoundingError | PlaceError) -> float:

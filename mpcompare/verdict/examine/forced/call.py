@@ -27,8 +27,8 @@ FEW = 4096  # elements of a parameter that tell whether a layer writes it
 
 
 def half_of(module: nn.Module, call: Call) -> torch.dtype | None:
-    """Returns the format of 16 bits in which a layer of torch's multiplies; None where it multiplies in no such format.
-    The code of a subclass may compute its weight, as a layer that quantizes it does."""
+    """Returns the format of 16 bits in which a layer multiplies its weight as it is; None where it multiplies it in no
+    such format."""
     results = [t.dtype for t in call.outputs if is_real(t)]
     return next((d for d in results if d in HALF), None) if multiplies(module) else None
 

@@ -39,8 +39,8 @@ def _carried(earlier: Layers, later: Layers, places: Mapping[Point, Place]) -> L
     for point, place in places.items():
         known = earlier.places[point.name]
         part = place.norm / known.norm
-        scaled = {each: part * getattr(known, each) for each in ("rounding", "terms", "common", "of_kernels")}
-        errors[point] = replace(known, error=place.error, norm=place.norm, **scaled)
+        scaled = {each: part * getattr(known, each) for each in ("rounding", "terms", "common")}
+        errors[point] = replace(known, error=place.error, norm=place.norm, in_common=0.0, **scaled)
     for name, e in later.gradients.items():
         once, before = earlier.rounding[name], earlier.gradients[name]
         part = e.norm / before.norm if e and before else 1.0

@@ -34,8 +34,9 @@ def is_torchs(module: nn.Module) -> bool:
 
 
 def multiplies(module: nn.Module) -> bool:
-    """Returns whether a layer is torch's, and its weights are operands of a product."""
-    return isinstance(module, MULTIPLY) and is_torchs(module)
+    """Returns whether the weights of a layer are operands of products as they are. The code of a subclass of a layer
+    with one product may compute its weight first."""
+    return isinstance(module, MULTIPLY) and (is_torchs(module) or not isinstance(module, PRODUCTS))
 
 
 def format_of(args: Any) -> torch.dtype | None:
@@ -45,8 +46,8 @@ def format_of(args: Any) -> torch.dtype | None:
 
 def halves_within(module: nn.Module, formats: Formats, passes: Sequence[bool]) -> dict[Line, torch.dtype]:
     """Returns, by line of code, the format of 16 bits in which a module multiplies there: a layer, or the network
-    between its layers. Nothing for torch's layers, and where the module passes no gradient, as a layer of positions. A
-    line that multiplies in several formats, or in none of 16 bits, is left out.
+    between its layers. Nothing for the layers of :func:`multiplies`, and where the module passes no gradient, as a
+    layer of positions. A line that multiplies in several formats, or in none of 16 bits, is left out.
 
     Args:
         formats: by line the formats in which the code was seen to multiply.

@@ -6,6 +6,7 @@ Some elements of a large tensor tell how large these errors are.
 """
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -30,7 +31,8 @@ from mpcompare.verdict.examine.forced.terms import find_terms
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.replayed import Layers
 
-MANY = 16  # times a rounding: sums in fp32 are seldom so far off
+TOLD = ("input", "output", "gradient")  # the kinds of places that one more replay in fp32 is compared at
+MANY = 4  # roundings that no limit is below: see ``judge.limits.roundings``
 
 
 class InFloat64(Arithmetic):
@@ -101,8 +103,10 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     known.drop_sums(replay.sums.sources)
     noise = take_samples(recorded, errors, known, storage, layers.exact_loss)
     find_terms(recorded, errors, known, storage)
-    if not precision.is_16_bit and any(map(_is_far, places.values())):
-        recorded.new_replay(ByKernels(errors)).run()
+    around = {at: place for at, place in places.items() if at.kind in TOLD}
+    if not precision.is_16_bit and any(_place(place, at, recorded).far > MANY for at, place in around.items()):
+        with suppress(Exception):  # a network may not run once more in fp32: its places are judged without
+            recorded.new_replay(OnceMoreInFp32(errors)).run()
     digits = digits_of(replay, recorded.loss, errors.places, arithmetic.ranges) if precision.is_16_bit else {}
     layers = replace(
         layers,
@@ -116,22 +120,19 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     return layers
 
 
-class ByKernels(Arithmetic):
-    """Everything in fp32, by torch's kernels. A kernel may add up terms one by one. If they are equal, as for tokens
-    that are equal, all roundings go in one direction. Samples round a kernel's result once, and do not show this."""
+class OnceMoreInFp32(Arithmetic):
+    """The network's own operations in fp32. A kernel may add up terms one by one. If they are equal, as for tokens that
+    are equal, all roundings go in one direction. Samples round a kernel's result once, and do not show this."""
+
+    storage = torch.float32  # what the network casts to 16 bits stays in fp32
 
     def __init__(self, errors: Errors) -> None:
         super().__init__(torch.float32)
         self.errors = errors
 
     def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
-        if point in self.errors.places:
-            self.errors.places[point].computed(seen, exact)
-
-
-def _is_far(place: Place) -> bool:
-    """Returns whether a place is further off than sums in fp32 are in most cases."""
-    return place.error > MANY * max(FP32 * place.norm, place.rounding().error)
+        if point.kind in TOLD and point in self.errors.places:
+            self.errors.places[point].in_fp32(seen, exact)
 
 
 def _run(replay: Replay, arithmetic: InFloat64) -> float | None:
@@ -183,5 +184,4 @@ def _place(place: Place, point: Point, recorded: Recorded) -> PlaceError:
     rounding, b = place.rounding(), recorded.buffers.get(point.layer) if point.kind == "buffer" else None
     u = torch.finfo(b.dtype).eps / 2 if b is not None and b.dtype in HALF else 0.0
     made = max(rounding.error, u * place.norm)
-    found = PlaceError.of(place.error, place.norm, replace(rounding, error=made))
-    return replace(found, of_kernels=place.of_kernels)
+    return PlaceError.of(place.error, place.norm, replace(rounding, error=made), place.in_common)

@@ -99,7 +99,7 @@ class Roundings(TorchDispatchMode):
 
     Attributes:
         sample: the number of the sample; another sample has other errors.
-        scale: the loss scale; gradients are multiplied by it when fp16 rounds them.
+        scale: the loss scale; gradients are multiplied by it when fp16 rounds them. inf: fp16 rounds none to 0.
         before_bias: whether a product is rounded before its bias is added, as Keras and Flax compute it.
         convolves_in: the format in which convolutions are summed.
         cancels_in: the format in which torch computes operators whose terms cancel, and norms if it has 16 bits; None
@@ -158,6 +158,8 @@ class Roundings(TorchDispatchMode):
         output first. This gradient is scaled as in the step: without the loss scale fp16 would not hold it."""
         backward = "backward" in func._schema.name or (func._schema.name in ADDING and self.backward)
         wide, scale = args[0].dtype, self.scale if backward and format in HALF else 1.0
+        if scale == math.inf:  # any that keeps the gradient in the format's range
+            scale = 2.0 ** -math.frexp(float(args[0].abs().max()))[1]
 
         def narrow(value: Any) -> Any:
             if isinstance(value, Tensor):

@@ -21,7 +21,8 @@ def chunks(*tensors: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, ...]]:
     """
     if len(tensors) > 1 and tensors[0].dim() == 2 and tensors[0].t().is_contiguous():
         tensors = tuple(t.t() for t in tensors)
-    return zip(*(t.reshape(-1).split(size) for t in tensors), strict=True)
+    rows = [t.reshape(-1) for t in tensors]
+    return zip(*(row.split(size) for row in rows), strict=True) if len(rows[0]) > size else iter([tuple(rows)])
 
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by their bytes

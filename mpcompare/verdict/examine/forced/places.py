@@ -92,12 +92,13 @@ class Place:
             self.error = distance({"": seen}, {"": torch.where(stored.isinf(), stored, exact)})
         self._some = Some.of(exact, ELEMENTS.get(point.kind, FEW))
         self._exact = self._some.taken(exact)
+        self._size, self._present = float(self._exact.norm()), self._exact != 0
         self._samples: list[Tensor] = []
         self._zeros = self._terms = 0.0  # elements that became 0, of all samples; how large the terms of sums are
         # The elements of a parameter's recorded gradient that are 0 where the exact ones are not, and how far roundings
         # move each element of the gradient at most; None where there are no such elements.
         self._lost: tuple[Tensor, Tensor] | None = None
-        if point.kind == "parameter" and bool((lost := (self._some.taken(seen) == 0) & (self._exact != 0)).any()):
+        if point.kind == "parameter" and bool((lost := (self._some.taken(seen) == 0) & self._present).any()):
             self._lost = lost, torch.zeros_like(self._exact, dtype=torch.float64)
         self._known: RoundingError | None = None
         self.in_common = 0.0
@@ -120,7 +121,7 @@ class Place:
         moved = some.double() - right
         # Gradients are summed before they are stored. Numbers that an operator selected, or that no operand of 16 bits
         # moves, are rounded as they are stored. In fp32 the replay moves such numbers a little, too.
-        rounded = float(moved.norm()) > roundings.u / 16 * float(right.norm())
+        rounded = float(moved.norm()) > roundings.u / 16 * self._size
         stored = self.kind in ("gradient", "parameter") or roundings.constant or not rounded
         kept = right
         if self.dtype in HALF and stored:
@@ -129,7 +130,7 @@ class Place:
             if self.kind == "parameter":  # the zeros of such gradients are judged
                 # Roundings of terms that cancel hide that the exact number is too small for the format.
                 kept = roundings.round_(right.clone())
-        self._zeros += self._some.count(((some == 0) | (kept == 0)) & (right != 0))
+        self._zeros += self._some.count(((some == 0) | (kept == 0)) & self._present)
         self._samples.append(self._moves(moved))
         self._known = None
 
@@ -170,9 +171,9 @@ class Place:
         """
         if self._lost is None:
             return 0.0
-        right, some, (lost, most) = self._exact, self._some, self._lost
+        some, (lost, most) = self._some, self._lost
         in_fp32 = math.sqrt(3 * number) * FP32 / u * most
-        return some.count(lost & (right.abs() <= in_fp32)) / max(some.count(right != 0), 1)
+        return some.count(lost & (self._exact.abs() <= in_fp32)) / max(some.count(self._present), 1)
 
     def rounding(self) -> RoundingError:
         """Returns the error that roundings make, from the samples."""
@@ -188,7 +189,7 @@ class Place:
         weighed = some.weighed(exact)
         norm = float(weighed.norm())
         along = float((stacked @ weighed).square().mean().sqrt()) / norm if norm else 0.0
-        zeros = self._zeros / len(vectors) / max(some.count(exact != 0), 1)
+        zeros = self._zeros / len(vectors) / max(some.count(self._present), 1)
         apart = contrasts(stacked)
         around = dimensions(apart, float(apart.square().sum()) / max(len(apart), 1))
         return RoundingError(

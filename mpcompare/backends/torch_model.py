@@ -12,6 +12,7 @@ from mpcompare.backends.memory_models.mlp import PeakOf
 from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, State
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.precision import BF16, FP16, PRECISIONS, Format
+from mpcompare.tasks.groups import params_in
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.task import Params, Task, buffers_of, params_of, put_buffers
 
@@ -70,7 +71,7 @@ class TorchModel:
 
     def dtypes(self) -> dict[str, str]:
         weight = next(p for p in self.updated_params().values() if p.requires_grad)
-        updated = next(p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad)
+        updated = next(p for p in params_in(self.optimizer) if p.requires_grad)
         state = [value for value in self.optimizer.state[updated].values() if isinstance(value, Tensor) and value.dim()]
         # Plain SGD has no state: it computes in the parameters' dtype.
         dtypes = {"params": weight.dtype, **self.observed, "optimizer": (state or [updated])[0].dtype}
@@ -173,7 +174,7 @@ def load_optimizer_state(
     optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter], state: Mapping[str, Params]
 ) -> None:
     """Loads what :func:`optimizer_state` returns."""
-    numbers = {p: i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    numbers = {p: i for i, p in enumerate(params_in(optimizer))}
     by_number: dict[int, dict[str, Any]] = {}
     for kind, values in state.items():
         for name, value in values.items():

@@ -15,6 +15,7 @@ from mpcompare.footprint.fake import Fake, MeasuredKernels, without_data
 from mpcompare.footprint.live import Allocation, Live
 from mpcompare.footprint.recipes import RECIPES, FootprintRecipe
 from mpcompare.instruments import meter
+from mpcompare.tasks.groups import params_in
 from mpcompare.tasks.task import Task
 
 STEPS = 2  # the second step runs with everything that outlives the first
@@ -123,7 +124,7 @@ def count(
 def _kinds_of_what_stays(backend: Any, live: Live) -> dict[int, str]:
     """Returns the kinds of the allocations that outlive a step, by their ids."""
     optimizer = getattr(backend, "optimizer", None)
-    updated = [p for group in optimizer.param_groups for p in group["params"]] if optimizer else []
+    updated = params_in(optimizer) if optimizer else []
     groups = {
         "compute copies": list(backend.model.parameters()) if optimizer else [],
         "buffers": list(backend.model.buffers()) if optimizer else [],

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mpcompare.tasks.groups import params_in
 from mpcompare.tasks.optimizers import Optimizer
 
 BLOCK = 256  # values that share a scale
@@ -44,7 +45,7 @@ class EightBitMoments(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable[nn.Parameter], rule: Optimizer) -> None:
         super().__init__(list(params), {"lr": rule.lr})
-        self._rules = [(p, rule.make([p])) for group in self.param_groups for p in group["params"]]
+        self._rules = [(p, rule.make([p])) for p in params_in(self)]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure, so no loss

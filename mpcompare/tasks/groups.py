@@ -12,6 +12,7 @@ from functools import lru_cache
 from glob import escape
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mpcompare.errors import BackendUnavailable, InputError, check_choice, check_number
@@ -121,6 +122,11 @@ def for_torch(optimizer: Any, params: Parameters) -> list[Any]:
         node = {"params": [], "lr": own.lr, "lr_factor": factor, **decay}
         nodes.setdefault((factor, own.weight_decay), node)["params"].append(pair[1])
     return list(nodes.values())
+
+
+def params_in(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Returns the parameters of all groups of an optimizer of torch's, in their order."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def by_names(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Any:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mpcompare.errors import BackendUnavailable, InputError, check_flag, check_number
 from mpcompare.stored import Stored
-from mpcompare.tasks.groups import Group, GroupedReplay, Parameters, for_torch, read_groups
+from mpcompare.tasks.groups import Group, GroupedReplay, Parameters, for_torch, params_in, read_groups
 
 
 class UpdateReplay(Protocol):
@@ -131,7 +131,7 @@ class Sgd:
     def make(self, params: Parameters, fused: bool = False) -> torch.optim.SGD:
         optimizer = torch.optim.SGD(for_torch(self, params), **_settings(self), fused=fused or None)
         if fused and self.momentum:  # it would make them in the first step, and leave them unfilled if that is skipped
-            for p in (p for group in optimizer.param_groups for p in group["params"]):
+            for p in params_in(optimizer):
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return optimizer
 

@@ -1,7 +1,7 @@
 """The things that a watch is attached to: the network and the optimizers within their wrappers."""
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, cast
@@ -12,6 +12,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from mpcompare.errors import InputError
+from mpcompare.tasks.groups import params_in
 from mpcompare.watching.masters import masters_of
 
 Optimizers = dict[str, torch.optim.Optimizer]
@@ -37,8 +38,7 @@ class Attached:
 
     def owned(self) -> set[str]:
         """Returns the names of the parameters that the optimizers have."""
-        groups = [group for each in self.optimizers.values() for group in each.param_groups]
-        own = {id(p) for group in groups for p in group["params"]}
+        own = {id(p) for each in self.optimizers.values() for p in params_in(each)}
         return {n for n, p in self.network.named_parameters() if id(p) in own or n in self.masters}
 
     def name_of(self, optimizer: Any) -> str | None:
@@ -66,7 +66,7 @@ def attached(model: Any, optimizer: Any, eager: bool) -> Attached:
         if inner is None:
             raise InputError(f"watch: {name}", type(each).__name__, expected)
         found[name] = inner
-    params = {name: [p for group in each.param_groups for p in group["params"]] for name, each in found.items()}
+    params = {name: params_in(each) for name, each in found.items()}
     masters = masters_of(network, chain.from_iterable(params.values()))
     known = {id(p) for p in (*network.parameters(), *masters.values())}
     for name, own in params.items():
@@ -127,7 +127,14 @@ def inner_of(model: nn.Module) -> nn.Module:
 def compiled_wrapper(network: nn.Module) -> nn.Module | None:
     """Returns the compiled module that the loop calls in place of a network; None where ``torch.compile`` made none.
     Hooks within this module would be compiled, too, and change what it computes."""
-    return next((o for o in gc.get_objects() if type(o) is OptimizedModule and o._orig_mod is network), None)
+    return next((o for o in alive(OptimizedModule) if o._orig_mod is network), None)
+
+
+def alive(*kinds: type) -> Iterator[Any]:
+    """Yields the objects of some classes that are alive."""
+    objects = gc.get_objects()
+    known = {kind for kind in set(map(type, objects)) if issubclass(kind, kinds)}
+    return (each for each in objects if type(each) in known) if known else iter(())
 
 
 def unwrapped(optimizer: Any) -> torch.optim.Optimizer | None:

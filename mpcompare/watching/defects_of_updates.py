@@ -115,9 +115,9 @@ def of_rounded_weights(taken: Sequence[Taken]) -> Iterator[Defect]:
 def of_masters(look: Look) -> Iterator[Defect]:
     """Yields weights whose masters have moved, and which forward uses as they were before."""
     for number, earlier, later in in_turn(look.taken):
-        used = later.in_forward()
-        same = [n for n, w in earlier.called.items() if n in later.called and same_bits(w, later.called[n])]
-        stale = [n for n in same if n in look.attached.masters and not same_bits(later.called[n], used[n])]
+        both = [n for n in look.attached.masters if n in earlier.called and n in later.called]
+        same = [n for n in both if same_bits(earlier.called[n], later.called[n])]
+        stale = [n for n in same if not same_bits(later.called[n], later.before[n].to(later.called[n].dtype))]
         if stale:
             because = f"forward before step {number} has {listed(stale)} as before step {number - 1}: their masters "
             yield Defect("stale weights", stale[0], because + "have moved, and nobody has copied them to the weights")

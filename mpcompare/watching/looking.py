@@ -3,7 +3,6 @@
 Nothing that the loop computes is changed, and no error of the watch itself comes to the loop.
 """
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -23,7 +22,7 @@ from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on
 from mpcompare.verdict.examine.forced.recorder import is_transformed
 from mpcompare.verdict.examine.forced.weights import backward
 from mpcompare.watching import own_functions, scalers
-from mpcompare.watching.attach import Attached
+from mpcompare.watching.attach import Attached, alive
 from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.events import Called, Root
 from mpcompare.watching.guard import Guard
@@ -141,7 +140,7 @@ class Look(TorchFunctionMode):
     def _look_at_fast_paths(self) -> None:
         """Puts hooks on all modules if a layer outside the network has a fast path."""
         own = set(map(id, self.network.modules()))
-        if any(issubclass(type(each), FAST) and id(each) not in own for each in gc.get_objects()):
+        if any(id(each) not in own for each in alive(*FAST)):
             self._put.enter_context(register_module_forward_pre_hook(self._call_fast))
             self._put.enter_context(register_module_forward_hook(self._returned_fast, always_call=True))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from mpcompare.dtypes import dtype_name
 from mpcompare.generators import DeviceGenerator
 from mpcompare.loss_scale import LossScale
+from mpcompare.tasks.groups import params_in
 from mpcompare.verdict.examine.forced.choices import in_backward
 from mpcompare.verdict.examine.numerics import numbers, total_norm
 from mpcompare.verdict.examine.seen import all_finite
@@ -103,7 +104,7 @@ class Steps:
         )
 
     def _owned(self, name: str) -> list[tuple[str, Tensor]]:
-        return [each for group in self.attached.optimizers[name].param_groups for each in self._named(group["params"])]
+        return self._named(params_in(self.attached.optimizers[name]))
 
     def _named(self, params: list[Tensor]) -> list[tuple[str, Tensor]]:
         """Returns those parameters of an optimizer that are weights of the network, or their masters, by name."""

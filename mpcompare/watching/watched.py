@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpcompare import generators
 from mpcompare.errors import InputError, check_whole
+from mpcompare.tasks.groups import params_in
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.examine.forced.hooks import put_back_collected
 from mpcompare.verdict.judge.check import listed
@@ -147,7 +148,7 @@ class Watch:
         self._known.add(optimizer)
         if self.attached.name_of(optimizer) is None:
             own = set(map(id, self.attached.network.parameters()))
-            count = sum(id(p) in own for group in optimizer.param_groups for p in group["params"])
+            count = sum(id(p) in own for p in params_in(optimizer))
             has = f"{count} parameters" if count > 1 else "1 parameter" if count else "no parameter"
             said, known = f"{type(optimizer).__name__}, which has {has} of the network", self.attached.strangers
             known += [said] if said not in known else []

@@ -18,12 +18,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare import generators
 from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
+from mpcompare.verdict.examine.unseen import Unseen
 from mpcompare.watching.own_functions import Ended, called, forward_of, has_context, told
 
 STEP = 1e-4  # of a finite difference, relative to the size of the arguments: it makes an error of about 1e-8 in float64
@@ -84,7 +84,7 @@ class Derivatives:
             return None
         right = [g if g is None or d is None else torch.where(d != 0, d, g).to(g.dtype) for g, d in pairs]
         if finds_out:
-            with _disable_current_modes():
+            with Unseen():
                 apart = [None if r is None or g is None else r - g for r, g in zip(right, own, strict=True)]
                 distance, size = _norm(apart), _norm(right)
                 if distance > SAME * size:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from mpcompare.verdict.examine.forced.module_hooks import is_recorders
+from mpcompare.verdict.examine.unseen import Unseen
 
 Attributes = dict[str, dict[str, Any]]  # by module and by name
 Hooks = dict[str, dict[str, dict[int, Any]]]  # by module and by kind
@@ -58,7 +58,7 @@ def set_attributes(network: nn.Module, attributes: Attributes, dtype: torch.dtyp
     def copied(t: Tensor) -> Tensor:
         return t.to(dtype, copy=True) if dtype is not None and t.is_floating_point() else t.clone()
 
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
+    with Unseen():
         for name, module in network.named_modules():
             then, now = attributes.get(name, {}), vars(module)
             for key in now.keys() - OTHERS - then.keys():

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from mpcompare import generators
@@ -24,6 +23,7 @@ from mpcompare.verdict.examine.forced.record import Call
 from mpcompare.verdict.examine.forced.replay import Recorded
 from mpcompare.verdict.examine.forced.weights import backward
 from mpcompare.verdict.examine.numerics import same_bits
+from mpcompare.verdict.examine.unseen import Unseen
 from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.events import Called, Inner, Op, Root, Slot, is_open, needed
@@ -199,7 +199,7 @@ class FromTheRoot(Player):
         self.times_made[inner.name, inner.place] += 1
         exact = value.detach()
         self.tell(Point("output", inner.name, number, inner.place), inner.value, exact, inner.value.dtype)
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with Unseen():
             moved = self.arithmetic.operand(inner.value.to(self.dtype)) - exact
         return value + moved
 

@@ -17,11 +17,11 @@ from typing import IO, Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.stored import write_at
 from mpcompare.verdict.examine.numerics import numbers, same_bits, spread
+from mpcompare.verdict.examine.unseen import Unseen
 
 SMALL = 1 << 16  # bytes of a tensor that is copied in memory
 PIECE = 1 << 26  # bytes by which the file grows
@@ -31,7 +31,7 @@ T = TypeVar("T")
 @contextmanager
 def unseen() -> Iterator[None]:
     """While it is entered, no mode sees what is computed. The modes of the watch take longer than the copies."""
-    with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+    with torch.no_grad(), Unseen():
         yield
 
 

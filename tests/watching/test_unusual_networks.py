@@ -351,6 +351,7 @@ def test_the_hook_on_a_parameter_that_a_layer_returns_is_no_hook_of_the_loop():
     seen = loop.run(mpcompare.watch, steps=1)
     assert not any("hooks of the loop" in each for each in seen.not_examined)
     assert seen.sight.parameters["prompt.rows"]
+    assert "prompt" not in seen.replays[0].layers.digits  # it computes nothing, and so rounds nothing
     assert not loop.made["model"].prompt.rows._backward_hooks
 
 

@@ -1,10 +1,12 @@
 """The parameters of a replay: cast where a layer computes, freed until its backward."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from mpcompare.tasks.task import sharing_parameters
+from mpcompare.verdict.examine.forced.own_products import as_operands
 from mpcompare.verdict.examine.forced.weights import Weights, fill, free, in_dtype
 
 
@@ -93,3 +95,14 @@ def test_a_part_of_a_larger_storage_keeps_its_numbers():
     fill(operand, numbers, lambda t: t)
     assert torch.equal(row, before)
     assert row.untyped_storage().nbytes() == 30 * 8
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_operands_of_a_product_are_rounded_while_the_weights_are_entered(half):
+    """The mode widens the network's own casts. The rounding of an operand is no cast of the network."""
+    network = nn.Linear(3, 2)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    with Weights(network, torch.float64):
+        rounded, weight = as_operands((x, network.weight.double()), half)
+    assert torch.equal(rounded, x.to(half).double())
+    assert torch.equal(weight, network.weight.to(half).double())

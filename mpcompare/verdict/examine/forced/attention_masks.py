@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.generators import DeviceGenerator
+from mpcompare.verdict.examine.unseen import Unseen
 
 OPERANDS = ("query", "key", "value", "attn_bias")
 CLOSE = 2.0**-5  # of the norm of a head: 16 bits move the head by less, and another mask of p = 0.001 by more
@@ -68,7 +68,7 @@ class FusedAttention:
     def mask(self) -> Tensor | None:
         """Tells which weights it kept, bool; None where the kernel draws in a way that we do not know. The generator is
         left in another state."""
-        with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        with torch.no_grad(), Unseen():
             mask = self.drawn_again()
             return mask if self.error_with(mask) <= CLOSE else None
 

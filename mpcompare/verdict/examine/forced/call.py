@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.dtypes import HALF
 from mpcompare.tasks.cast import STAY_IN_FP32
@@ -22,6 +21,7 @@ from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
 from mpcompare.verdict.examine.numerics import numbers, short_share, spread
 from mpcompare.verdict.examine.rounded_operands import MULTIPLY
+from mpcompare.verdict.examine.unseen import Unseen
 
 FEW = 4096  # elements of a parameter that tell whether a layer writes it
 
@@ -67,7 +67,7 @@ class At:
         """Notes numbers that have no more digits than 16 bits, unless they depend on parameters."""
         if depends or not self.differentiates or not self.arithmetic.is_exact:
             return
-        with torch._C.DisableTorchFunction(), _disable_current_modes():  # it is not the network that asks for 16 bits
+        with Unseen():  # it is not the network that asks for 16 bits
             share = short_share(numbers(recorded))
         if share == 1:
             self.replay.constants.add(f"{kind} {self.name}")
@@ -105,7 +105,7 @@ class At:
             turn: the number of the backward pass through the call.
         """
         replay, arithmetic, is_layer = self.replay, self.arithmetic, isinstance(self, ForcedLayer)
-        with _disable_current_modes():  # an operand is what it is: nothing rounds it
+        with Unseen():  # an operand is what it is: nothing rounds it
             values = (
                 torch.zeros_like(right) if seen is None else numbers_in(seen, replay.dtype).div_(replay.factors[-1])
             )

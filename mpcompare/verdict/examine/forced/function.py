@@ -11,6 +11,7 @@ from mpcompare.verdict.examine.forced.call import At, ForcedLayer, numbers_in
 from mpcompare.verdict.examine.forced.choices import in_backward
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import is_real
+from mpcompare.verdict.examine.unseen import Unseen
 
 
 class Forced(torch.autograd.Function):
@@ -19,86 +20,89 @@ class Forced(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, token: Tensor, at: At, *xs: Any):  # type: ignore[no-untyped-def]
         ctx.set_materialize_grads(False)
-        ctx.at, replay, arithmetic, name, call = at, at.replay, at.arithmetic, at.name, at.call
-        layer = at if isinstance(at, ForcedLayer) else None
-        arithmetic.whose("", name)
-        if layer is None:
-            ctx.values, ctx.params, ctx.results = list(xs), {}, list(xs)
-        else:
-            at.given(xs)
-            if name in arithmetic.known:
-                arithmetic.known.forward(layer)
-                return tuple(arithmetic.operand(numbers_in(y, replay.dtype)) for y in call.outputs)
-            ctx.values, ctx.params = layer.operands()
-            if not any(call.passes):  # positions and masks are no quantities that a precision rounds
-                arithmetic.passing("constant")
-            arithmetic.whose("forward", name)
-            marks = layer.marks(ctx.params)
-            with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
-                ctx.results = layer.forward(ctx.values, ctx.params)
-            written = {name for name, mark in layer.marks(ctx.params).items() if mark != marks[name]}
-            written |= layer.copied()
+        with Unseen() as unseen:
+            ctx.at, replay, arithmetic, name, call = at, at.replay, at.arithmetic, at.name, at.call
+            layer = at if isinstance(at, ForcedLayer) else None
             arithmetic.whose("", name)
-        passed = at.returns(ctx.results)
-        untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
-        if layer is not None:
-            if not in_backward():  # if a checkpoint makes the operands again, backward needs them
-                layer.free(ctx.values, {name: p for name, p in ctx.params.items() if name not in written})
-            ctx.mark_non_differentiable(*untracked)
-            arithmetic.whose("forward", "")
-        ctx.results = [_place(y) if is_real(y) else None for y in ctx.results]
-        return tuple(passed)
+            if layer is None:
+                ctx.values, ctx.params, ctx.results = list(xs), {}, list(xs)
+            else:
+                at.given(xs)
+                if name in arithmetic.known:
+                    arithmetic.known.forward(layer)
+                    return tuple(arithmetic.operand(numbers_in(y, replay.dtype)) for y in call.outputs)
+                ctx.values, ctx.params = layer.operands()
+                if not any(call.passes):  # positions and masks are no quantities that a precision rounds
+                    arithmetic.passing("constant")
+                arithmetic.whose("forward", name)
+                marks = layer.marks(ctx.params)
+                with unseen.lifted(), torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
+                    ctx.results = layer.forward(ctx.values, ctx.params)
+                written = {name for name, mark in layer.marks(ctx.params).items() if mark != marks[name]}
+                written |= layer.copied()
+                arithmetic.whose("", name)
+            passed = at.returns(ctx.results)
+            untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
+            if layer is not None:
+                if not in_backward():  # if a checkpoint makes the operands again, backward needs them
+                    layer.free(ctx.values, {name: p for name, p in ctx.params.items() if name not in written})
+                ctx.mark_non_differentiable(*untracked)
+                arithmetic.whose("forward", "")
+            ctx.results = [_place(y) if is_real(y) else None for y in ctx.results]
+            return tuple(passed)
 
     @staticmethod
     def backward(ctx: Any, *arriving: Any):  # type: ignore[no-untyped-def]
-        replay, arithmetic, call = ctx.at.replay, ctx.at.arithmetic, ctx.at.call
-        layer = ctx.at if isinstance(ctx.at, ForcedLayer) else None
-        arithmetic.whose("", ctx.at.name)
-        exact = [None if g is None else replay._unscaled(g) for g in arriving]
-        if layer is None:
-            replay.comes_to(call, exact)
-        elif ctx.at.name in arithmetic.known:
-            right = torch.zeros_like(call.outputs[0]) if exact[0] is None else exact[0]
-            replay.tell(Point("gradient", ctx.at.name), right, right, right.dtype)
-            passed_down = arithmetic.known.backward(ctx.at, right)
-            return (None,) * 2 + tuple(passed_down if is_real(value) else None for value in call.inputs)
-        if ctx.results is None:
-            raise NotReplayedError(f"one backward comes to {ctx.at.name or 'the network'} several times")
-        ends, grads, passed = [], [], dict[int, Tensor]()
-        for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
-            if g is None and recorded is None:
-                continue
-            right = replay.zero.new_zeros(call.outputs[place].shape) if g is None else g
-            taken = ctx.at.arrives(place, recorded, right)
-            if end is not None:
-                ends.append(end)
-                grads.append(taken)
-                passed[place] = taken
-        if layer is None:  # a network may return one tensor twice
+        with Unseen() as unseen:
+            replay, arithmetic, call = ctx.at.replay, ctx.at.arithmetic, ctx.at.call
+            layer = ctx.at if isinstance(ctx.at, ForcedLayer) else None
+            arithmetic.whose("", ctx.at.name)
+            exact = [None if g is None else replay._unscaled(g) for g in arriving]
+            if layer is None:
+                replay.comes_to(call, exact)
+            elif ctx.at.name in arithmetic.known:
+                right = torch.zeros_like(call.outputs[0]) if exact[0] is None else exact[0]
+                replay.tell(Point("gradient", ctx.at.name), right, right, right.dtype)
+                passed_down = arithmetic.known.backward(ctx.at, right)
+                return (None,) * 2 + tuple(passed_down if is_real(value) else None for value in call.inputs)
+            if ctx.results is None:
+                raise NotReplayedError(f"one backward comes to {ctx.at.name or 'the network'} several times")
+            ends, grads, passed = [], [], dict[int, Tensor]()
+            for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
+                if g is None and recorded is None:
+                    continue
+                right = replay.zero.new_zeros(call.outputs[place].shape) if g is None else g
+                taken = ctx.at.arrives(place, recorded, right)
+                if end is not None:
+                    ends.append(end)
+                    grads.append(taken)
+                    passed[place] = taken
+            if layer is None:  # a network may return one tensor twice
+                arithmetic.whose("backward", f"before {ctx.at.name}")
+                return (None,) * 2 + tuple(passed.get(place) for place in range(len(ctx.values)))
+            numbers = [v for v in ctx.values if is_real(v) and v.requires_grad]
+            params = [p for p in ctx.params.values() if p.requires_grad]
+            wanted = numbers + params
+            layer.fill(ctx.values, ctx.params)
+            arithmetic.whose("backward", ctx.at.name)
+            edges = list(map(get_gradient_edge, wanted))  # with edges torch takes no mode off: see ``backward``
+            with unseen.lifted():
+                found = iter(torch.autograd.grad(ends, edges, grads, allow_unused=True) if ends else ())
+            arithmetic.whose("", ctx.at.name)
+            back = tuple(
+                numbers_in(next(found, None), replay.dtype, copy=False) if is_real(v) and v.requires_grad else None
+                for v in ctx.values
+            )
+            for place, g in enumerate(back):
+                if g is not None:
+                    passed = replay._unscaled(g)
+                    replay.tell(Point("back", ctx.at.name, ctx.at.number, place), passed, passed, torch.float32)
+            del params, wanted
+            layer.free((), ctx.params)
+            layer.add_gradients(ctx.params, found, grads)
+            ctx.results = ctx.values = ctx.params = None
             arithmetic.whose("backward", f"before {ctx.at.name}")
-            return (None,) * 2 + tuple(passed.get(place) for place in range(len(ctx.values)))
-        numbers = [v for v in ctx.values if is_real(v) and v.requires_grad]
-        params = [p for p in ctx.params.values() if p.requires_grad]
-        wanted = numbers + params
-        layer.fill(ctx.values, ctx.params)
-        arithmetic.whose("backward", ctx.at.name)
-        edges = list(map(get_gradient_edge, wanted))  # with edges torch takes no mode off: see ``backward``
-        found = iter(torch.autograd.grad(ends, edges, grads, allow_unused=True) if ends else ())
-        arithmetic.whose("", ctx.at.name)
-        back = tuple(
-            numbers_in(next(found, None), replay.dtype, copy=False) if is_real(v) and v.requires_grad else None
-            for v in ctx.values
-        )
-        for place, g in enumerate(back):
-            if g is not None:
-                passed = replay._unscaled(g)
-                replay.tell(Point("back", ctx.at.name, ctx.at.number, place), passed, passed, torch.float32)
-        del params, wanted
-        layer.free((), ctx.params)
-        layer.add_gradients(ctx.params, found, grads)
-        ctx.results = ctx.values = ctx.params = None
-        arithmetic.whose("backward", f"before {ctx.at.name}")
-        return (None,) * 2 + back
+            return (None,) * 2 + back
 
 
 def _place(result: Tensor) -> Tensor | GradientEdge | None:

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable
 
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.unseen import Unseen
 
 
 class GradientSums:
@@ -36,7 +36,7 @@ class GradientSums:
     def add(self, name: str, grad: Tensor, of: str, has_copy: bool = False) -> None:
         """Adds the part of the layer ``of`` to the gradient of a parameter; "": the part of the work between layers."""
         self.sources.setdefault(name, set()).add(of)
-        with _disable_current_modes():
+        with Unseen():
             if not has_copy:  # a sum in fp32, whatever is rounded
                 self._grads[name] = self._grads[name] + grad if name in self._grads else grad
             else:
@@ -44,7 +44,7 @@ class GradientSums:
 
     def end_copies(self, names: Iterable[str] | None = None) -> None:
         """Ends the copies of some parameters, or of all: a micro-batch is over."""
-        with _disable_current_modes():
+        with Unseen():
             for name in [n for n in (self._copies if names is None else names) if n in self._copies]:
                 grad = self._copies.pop(name)
                 self._grads[name] = self._grads[name] + grad if name in self._grads else grad

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from mpcompare.precision import FP16
 from mpcompare.verdict.examine.forced.instead import Instead
+from mpcompare.verdict.examine.unseen import Unseen
 
 # the operators, by their names in torch's schemas
 KINKED = {
@@ -64,7 +64,7 @@ def on_their_side(func: Any, given: Any, theirs: Sequence[Tensor], near: float) 
     if operator_of(func) in BOUNDED:
         given = tree_map_only(float, lambda bound: torch.tensor(bound, dtype=theirs[0].dtype).item(), given)
     with torch._C.DisableTorchFunction():
-        with _disable_current_modes(), torch.no_grad():
+        with Unseen(), torch.no_grad():
             at = [_near(y, x.reshape(y.shape).to(y.dtype), near) for y, x in zip(own, theirs, strict=True)]
             # The difference of infinity and infinity is NaN.
             differences = [torch.where(y == x, 0.0, y - x) for y, x in zip(own, at, strict=True)]
@@ -73,14 +73,14 @@ def on_their_side(func: Any, given: Any, theirs: Sequence[Tensor], near: float) 
         result = _called(func, given, moved)
         is_in_place = any(result is x for x in moved)
         flat, spec = tree_flatten(result)
-        with _disable_current_modes():
+        with Unseen():
             flat = [y if d is None else y + d for y, d in zip(flat, further, strict=True)]
         return own[0].copy_(flat[0]) if is_in_place else tree_unflatten(flat, spec)
 
 
 def nearest(own: Tensor, theirs: Iterable[Tensor]) -> Tensor:
     """Returns the operand of the step that is nearest to an operand of a replay; an empty one where there is none."""
-    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+    with Unseen(), torch.no_grad():
         alike = [x for x in theirs if x.numel() == own.numel()]
         return min(alike, key=lambda x: float((own - x.reshape(own.shape)).norm()), default=torch.empty(0))
 

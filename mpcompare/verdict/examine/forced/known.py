@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.stored import Stored
 from mpcompare.verdict.examine.forced.arithmetic import Point
@@ -70,14 +69,12 @@ class KnownLayers:
 
     def forward(self, at: At) -> None:
         """Takes a sample of the output of a layer."""
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
-            self.sample(self.roundings, Point("output", at.name))
+        self.sample(self.roundings, Point("output", at.name))
 
     def backward(self, at: At, arriving: Tensor) -> Tensor:
         """Takes samples of the gradients of a layer's parameters. Returns the gradient that the layer passes down."""
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
-            for name in self.params[at.name]:
-                self.sample(self.roundings, Point("parameter", name))
-            passed = self.roundings.round_(self.passed(at.name))
+        for name in self.params[at.name]:
+            self.sample(self.roundings, Point("parameter", name))
+        passed = self.roundings.round_(self.passed(at.name))
         at.replay.tell(Point("back", at.name), passed, passed, passed.dtype)
         return passed

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.tasks.task import Params
@@ -23,6 +22,7 @@ from mpcompare.verdict.examine.forced.own_products import halves_within, is_torc
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.weights import Weights, in_dtype
 from mpcompare.verdict.examine.numerics import numbers, spread
+from mpcompare.verdict.examine.unseen import Unseen
 
 DROPOUT = nn.modules.dropout._DropoutNd
 REPEATED = 2.0**-7  # a repeated call may differ in 16 bits by this share of the size of what arrives
@@ -71,7 +71,7 @@ class ForcedNetwork:
 
     def tell(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         """Compares at a point, and hides that work from the modes: it is no part of the step, and they are slow."""
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with Unseen():
             self.arithmetic.compare(point, numbers(seen), numbers(exact), dtype)
 
     def passed_on(self, name: str, outputs: list[Any]) -> None:
@@ -141,7 +141,8 @@ class ForcedNetwork:
             return passed_openly(at, values)
         # The token requires a gradient if a parameter of the layer does. The layer's inputs may require none.
         given = [*values, *(module.parameters() if module is not None else ())]
-        token = self.zero.detach().requires_grad_(any(isinstance(v, Tensor) and v.requires_grad for v in given))
+        with Unseen():
+            token = self.zero.detach().requires_grad_(any(isinstance(v, Tensor) and v.requires_grad for v in given))
         return list(Forced.apply(token, at, *values))
 
     def _forced(self, name: str, module: nn.Module, hooks: HooksWithin) -> Callable[..., Any]:
@@ -192,7 +193,7 @@ class ForcedNetwork:
     def _next(self, name: str, arriving: list[Any]) -> tuple[int, Call | None]:
         """Returns the number of this call and its record. A checkpoint repeats a call with the same numbers, except for
         roundings: a product may have other last bits if its operands lie elsewhere in memory."""
-        with _disable_current_modes():
+        with Unseen():
             values = [spread(numbers(t)).double() for t in arriving if is_real(t)]
             mark, size = (sum(float(v.sum()) for v in each) for each in (values, [v.abs() for v in values]))
         marks = self.arrived.setdefault(name, [])
@@ -211,7 +212,7 @@ def _written(x: Tensor, y: Tensor) -> Tensor:
     ours has made stays as it is: nobody can write into it."""
     if not torch.is_grad_enabled() or (x.is_leaf and x.requires_grad):
         return y
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
+    with Unseen():
         try:
             return x.copy_(y) if x._is_view() else x.detach_().copy_(y)
         except RuntimeError:

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mpcompare.dtypes import HALF
 from mpcompare.verdict.examine.forced.choices import Line
 from mpcompare.verdict.examine.rounded_operands import MULTIPLY
+from mpcompare.verdict.examine.unseen import Unseen
 from mpcompare.verdict.examine.widened import requires_gradient
 
 OPERATORS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution")}
@@ -28,7 +28,7 @@ def is_torchs(module: nn.Module) -> bool:
     changed: set[str] = set()
     for each in type(module).__mro__:
         if each.__module__.startswith("torch.nn."):
-            return each is not nn.Module and not changed & {*dir(each), "weight", "bias"}
+            return each is not nn.Module and not (changed and changed & {*dir(each), "weight", "bias"})
         changed |= {name for name in vars(each) if not name.startswith("__")}
     return False
 
@@ -71,7 +71,7 @@ class _Rounded(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, half: torch.dtype) -> Tensor:
-        with _disable_current_modes():
+        with Unseen():
             return x.detach().to(half).to(x.dtype)
 
     @staticmethod

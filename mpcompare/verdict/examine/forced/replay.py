@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.contract import Batches
@@ -34,6 +33,7 @@ from mpcompare.verdict.examine.forced.rows import as_given, factor_of, rows_of
 from mpcompare.verdict.examine.forced.weights import as_complex, backward
 from mpcompare.verdict.examine.numerics import in_part, numbers
 from mpcompare.verdict.examine.parts_of_batch import shares_of
+from mpcompare.verdict.examine.unseen import Unseen
 
 
 @dataclass
@@ -156,7 +156,7 @@ class Replay(ForcedNetwork):
         """Returns a gradient without the part of the loss scale that it keeps."""
         if self.arithmetic.kept == 1:
             return grad
-        with _disable_current_modes():
+        with Unseen():
             return grad / self.arithmetic.kept
 
     def in_full(self, grad: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class Replay(ForcedNetwork):
 
     def hand_on(self, gradients: Params) -> None:
         """Hands on gradients that are whole, and frees each of them."""
-        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+        with Unseen(), torch.no_grad():
             while gradients:
                 name, gradient = gradients.popitem()
                 self.whole(name, numbers(gradient))

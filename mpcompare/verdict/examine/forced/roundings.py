@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.dtypes import HALF, dtype_name, torch_dtype
 from mpcompare.precision import FP16, FP32, Precision
 from mpcompare.verdict.examine.numerics import chunks
+from mpcompare.verdict.examine.unseen import Unseen
 from mpcompare.verdict.examine.widened import values_of
 
 SEEDS = 32  # the number of elements of a tensor on which its random factor depends
@@ -137,8 +138,9 @@ class Roundings(TorchDispatchMode):
         else:
             result = func(*args, **(kwargs or {}))
         if self.on and self._is_quantity(func, args, kwargs, result) and half is None:
-            for value in computed(func, (args, kwargs), result, self.kinds):
-                self.round_(value)
+            with Unseen():
+                for value in computed(func, (args, kwargs), result, self.kinds):
+                    self.round_(value)
         return result
 
     def _sums_in(self, func: Any) -> torch.dtype | None:
@@ -204,7 +206,7 @@ class Roundings(TorchDispatchMode):
         """Returns constants that a network has in a format of 16 bits, such as keys that go into a queue. Numbers that
         the format holds are not rounded, and quantities are rounded as they are computed. The error of several
         roundings grows with the root of their number."""
-        with _disable_current_modes():
+        with Unseen():
             if value in self.quantities or torch.equal(value.to(kind).to(value.dtype), value):
                 return value
             return self.round_(value.clone(), math.sqrt(roundings) * torch.finfo(kind).eps / 2)

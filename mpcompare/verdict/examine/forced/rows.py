@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.contract import Batches
 from mpcompare.tasks.batch import Batch, tensors_of
 from mpcompare.verdict.examine.forced.record import Call
+from mpcompare.verdict.examine.unseen import Unseen
 
 
 def as_given(calls: Sequence[Call], batches: Batches) -> bool:
@@ -54,7 +54,7 @@ def factor_of(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None],
     """
     both = zip(recorded, exact, strict=False)
     pairs = [(g, e) for g, e in both if g is not None and e is not None]
-    with _disable_current_modes():
+    with Unseen():
         some = [(g.detach().double().flatten(), e.detach().double().flatten()) for g, e in pairs]
         if not some:
             return known[0]

@@ -9,7 +9,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
 from mpcompare.verdict.examine.forced.call import ForcedLayer
@@ -37,27 +36,25 @@ class TermsOfProducts:
 
     def forward(self, at: ForcedLayer) -> None:
         """Finds the size of the terms of an output: products, and a bias."""
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
-            operands = dict(at.held_parameters())
-            rows = at.call.outputs[0].numel() / len(operands["weight"])
-            bias = rows * float(operands["bias"].double().square().sum()) if "bias" in operands else 0.0
-            self.errors.put_terms(Point("output", at.name), _product(at, operands["weight"]).of_output() + bias)
+        operands = dict(at.held_parameters())
+        rows = at.call.outputs[0].numel() / len(operands["weight"])
+        bias = rows * float(operands["bias"].double().square().sum()) if "bias" in operands else 0.0
+        self.errors.put_terms(Point("output", at.name), _product(at, operands["weight"]).of_output() + bias)
 
     def backward(self, at: ForcedLayer, arriving: Tensor) -> Tensor:
         """Finds the sizes of the terms of the gradients that a layer makes. Returns the gradient that it passes down,
         moved at random as far as roundings of the operands move it."""
         (recorded,) = at.call.gradients
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
-            g = squares(arriving if recorded is None else recorded.double() / at.replay.factors[-1])
-            product = _product(at, dict(at.held_parameters())["weight"])
-            for name, p in at.module.named_parameters():
-                terms = product.of_weight(g) if name == "weight" else float(g.sum())
-                self.errors.put_terms(Point("parameter", at.replay.weights.names[id(p)]), terms)
-            down = product.of_input(g)
-            self.errors.put_terms(Point("back", at.name), float(down.sum()))
-            signs = torch.randint(2, down.shape, generator=self.generator).mul_(2).sub_(1).to(down.device)
-            moved = down.sqrt_().mul_(signs).mul_(self.known.roundings.u / math.sqrt(3))
-            return self.known.passed(at.name) + moved.to(self.known.dtype)
+        g = squares(arriving if recorded is None else recorded.double() / at.replay.factors[-1])
+        product = _product(at, dict(at.held_parameters())["weight"])
+        for name, p in at.module.named_parameters():
+            terms = product.of_weight(g) if name == "weight" else float(g.sum())
+            self.errors.put_terms(Point("parameter", at.replay.weights.names[id(p)]), terms)
+        down = product.of_input(g)
+        self.errors.put_terms(Point("back", at.name), float(down.sum()))
+        signs = torch.randint(2, down.shape, generator=self.generator).mul_(2).sub_(1).to(down.device)
+        moved = down.sqrt_().mul_(signs).mul_(self.known.roundings.u / math.sqrt(3))
+        return self.known.passed(at.name) + moved.to(self.known.dtype)
 
 
 def _product(at: ForcedLayer, weight: Tensor) -> SquaredProduct:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from mpcompare.dtypes import HALF
@@ -25,6 +24,7 @@ from mpcompare.verdict.examine.forced.instead import Instead
 from mpcompare.verdict.examine.forced.kinks import on_their_side
 from mpcompare.verdict.examine.forced.own_products import as_operands
 from mpcompare.verdict.examine.forced.record import is_real
+from mpcompare.verdict.examine.unseen import Unseen
 from mpcompare.verdict.examine.widened import asked_of, call_widened, values_of
 
 # Functions that ask a parameter for something other than its numbers.
@@ -79,7 +79,7 @@ class Weights(TorchFunctionMode):
     def cast(self, p: Tensor, held: torch.dtype | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Returns a new tensor of a parameter's numbers, as they are in the dtype ``held``, in ``dtype``; None: in the
         dtype of the replay."""
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with Unseen():
             own = self.numbers(p, held, self.moved)
             return own.to(as_complex(dtype or self.dtype, own), copy=True)
 
@@ -90,7 +90,7 @@ class Weights(TorchFunctionMode):
             moved: by name the numbers that a call has in place of the parameters'.
         """
         name = self.names[id(p)]
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with Unseen():
             source = moved.get(name, self.between.get(name, p)).detach()
             return source.to(self.held.get(name, source.dtype)).to(held or source.dtype)
 
@@ -176,7 +176,7 @@ def free(operand: Tensor) -> None:
 def fill(operand: Tensor, numbers: Tensor, taken: Callable[[Tensor], Tensor]) -> None:
     """Puts back into a freed operand what ``taken`` returns of ``numbers``, which may be of another dtype."""
     if not (storage := operand.untyped_storage()).nbytes():
-        with _disable_current_modes(), torch.no_grad():
+        with Unseen(), torch.no_grad():
             storage.resize_(operand.numel() * operand.element_size())
             operand.data.copy_(numbers)
             if (changed := taken(operand.detach())).data_ptr() != operand.data_ptr():

@@ -78,10 +78,9 @@ class PlaceError:
     in_common: float = 0.0  # the part of ``error`` that one more replay in fp32 makes, too
 
     @classmethod
-    def of(cls, error: float, norm: float, once: RoundingError, in_common: float = 0.0) -> "PlaceError":
+    def of(cls, error: float, norm: float, once: RoundingError) -> "PlaceError":
         """Returns the error at a place where roundings make the error ``once``."""
-        made = once.error, once.dimensions, once.samples, once.terms, once.common, once.around
-        return cls(error, norm, *made, in_common)
+        return cls(error, norm, once.error, once.dimensions, once.samples, once.terms, once.common, once.around)
 
     @property
     def far(self) -> float:

@@ -74,7 +74,6 @@ class Place:
     Attributes:
         error, norm: how far the recorded tensor is from the exact one, and the norm of the exact one.
         dtype: the dtype in which it was recorded.
-        in_common: the part of the error that one more replay in fp32 makes, too; 0 where there is none.
     """
 
     def __init__(
@@ -101,12 +100,11 @@ class Place:
         if point.kind == "parameter" and bool((lost := (self._some.taken(seen) == 0) & self._present).any()):
             self._lost = lost, torch.zeros_like(self._exact, dtype=torch.float64)
         self._known: RoundingError | None = None
-        self.in_common = 0.0
 
-    def in_fp32(self, seen: Tensor, again: Tensor) -> None:
-        """Writes down how much of the error a replay in fp32 makes, too. It is at least as far from the exact tensor as
-        the record is, less the distance between both (triangle inequality)."""
-        self.in_common = max(self.error - distance({"": seen}, {"": again}), 0.0)
+    def in_common(self, seen: Tensor, again: Tensor) -> float:
+        """Returns how much of the error a replay in fp32 makes, too. It is at least as far from the exact tensor as the
+        record is, less the distance between both (triangle inequality)."""
+        return max(self.error - distance({"": seen}, {"": again}), 0.0)
 
     def sample(self, roundings: Roundings, exact: Tensor | None) -> None:
         """Writes down how far the exact tensor is moved by roundings; it is rounded once more as it is stored.

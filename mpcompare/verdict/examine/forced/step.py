@@ -103,15 +103,17 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     known.drop_sums(replay.sums.sources)
     noise = take_samples(recorded, errors, known, storage, layers.exact_loss)
     find_terms(recorded, errors, known, storage)
-    around = {at: place for at, place in places.items() if at.kind in TOLD}
-    if not precision.is_16_bit and any(_place(place, at, recorded).far > MANY for at, place in around.items()):
+    found = {point: _place(place, point, recorded) for point, place in places.items()}
+    if not precision.is_16_bit and any(place.far > MANY for at, place in found.items() if at.kind in TOLD):
+        once_more = OnceMoreInFp32(errors)
         with suppress(Exception):  # a network may not run once more in fp32: its places are judged without
-            recorded.new_replay(OnceMoreInFp32(errors)).run()
+            recorded.new_replay(once_more).run()
+            found |= {point: replace(found[point], in_common=part) for point, part in once_more.in_common.items()}
     digits = digits_of(replay, recorded.loss, errors.places, arithmetic.ranges) if precision.is_16_bit else {}
     layers = replace(
         layers,
         loss_noise=max(errors.loss_noise, noise),
-        places=worst_calls({point: _place(place, point, recorded) for point, place in places.items()}),
+        places=worst_calls(found),
         rounding={name: _of_gradient(errors, replay, precision.unit_roundoff, name) for name in replay.sums.sources},
         digits=digits,
     )
@@ -122,17 +124,22 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
 
 class OnceMoreInFp32(Arithmetic):
     """The network's own operations in fp32. A kernel may add up terms one by one. If they are equal, as for tokens that
-    are equal, all roundings go in one direction. Samples round a kernel's result once, and do not show this."""
+    are equal, all roundings go in one direction. Samples round a kernel's result once, and do not show this.
+
+    Attributes:
+        in_common: by point the part of the record's error that is made here, too.
+    """
 
     storage = torch.float32  # what the network casts to 16 bits stays in fp32
 
     def __init__(self, errors: Errors) -> None:
         super().__init__(torch.float32)
         self.errors = errors
+        self.in_common: dict[Point, float] = {}
 
     def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         if point.kind in TOLD and point in self.errors.places:
-            self.errors.places[point].in_fp32(seen, exact)
+            self.in_common[point] = self.errors.places[point].in_common(seen, exact)
 
 
 def _run(replay: Replay, arithmetic: InFloat64) -> float | None:
@@ -184,4 +191,4 @@ def _place(place: Place, point: Point, recorded: Recorded) -> PlaceError:
     rounding, b = place.rounding(), recorded.buffers.get(point.layer) if point.kind == "buffer" else None
     u = torch.finfo(b.dtype).eps / 2 if b is not None and b.dtype in HALF else 0.0
     made = max(rounding.error, u * place.norm)
-    return PlaceError.of(place.error, place.norm, replace(rounding, error=made), place.in_common)
+    return PlaceError.of(place.error, place.norm, replace(rounding, error=made))

@@ -114,21 +114,24 @@ class Place:
         """
         right = self._exact
         some = roundings.round_(right.clone()) if exact is None else self._some.taken(exact.detach())
-        # A sample that divides by a number that it has rounded to 0 tells only how a number is stored.
-        some = torch.where(some.isfinite(), some, right.to(some.dtype))
         moved = some.double() - right
+        if not math.isfinite(size := float(torch.linalg.vector_norm(moved))):
+            # A sample that divides by a number that it has rounded to 0 tells only how a number is stored.
+            some = torch.where(some.isfinite(), some, right.to(some.dtype))
+            moved = some.double() - right
+            size = float(torch.linalg.vector_norm(moved))
         # Gradients are summed before they are stored. Numbers that an operator selected, or that no operand of 16 bits
         # moves, are rounded as they are stored. In fp32 the replay moves such numbers a little, too.
-        rounded = float(moved.norm()) > roundings.u / 16 * self._size
+        rounded = size > roundings.u / 16 * self._size
         stored = self.kind in ("gradient", "parameter") or roundings.constant or not rounded
-        kept = right
         if self.dtype in HALF and stored:
             some = roundings.round_(some)
             moved = some.double() - right
-            if self.kind == "parameter":  # the zeros of such gradients are judged
-                # Roundings of terms that cancel hide that the exact number is too small for the format.
-                kept = roundings.round_(right.clone())
-        self._zeros += self._some.count(((some == 0) | (kept == 0)) & self._present)
+        lost = some == 0
+        if self.dtype in HALF and stored and self.kind == "parameter":  # the zeros of such gradients are judged
+            # Roundings of terms that cancel hide that the exact number is too small for the format.
+            lost |= roundings.round_(right.clone()) == 0
+        self._zeros += self._some.count(lost & self._present)
         self._samples.append(self._moves(moved))
         self._known = None
 
@@ -172,6 +175,11 @@ class Place:
         some, (lost, most) = self._some, self._lost
         in_fp32 = math.sqrt(3 * number) * FP32 / u * most
         return some.count(lost & (self._exact.abs() <= in_fp32)) / max(some.count(self._present), 1)
+
+    @property
+    def made(self) -> float:
+        """The error that roundings make, from the samples so far."""
+        return math.sqrt(sum(float(each.square().sum()) for each in self._samples) / max(len(self._samples), 1))
 
     def rounding(self) -> RoundingError:
         """Returns the error that roundings make, from the samples."""
@@ -239,8 +247,8 @@ class Errors:
 
     def blind(self) -> bool:
         """Returns whether roundings are a large part of some gradient or output, but not all of it."""
-        parts = [(place.rounding().error, place.norm) for place in self.places.values() if place.kind != "back"]
-        return any(BLIND * norm < error < norm for error, norm in parts)
+        places = (place for place in self.places.values() if place.kind != "back")
+        return any(BLIND * place.norm < place.made < place.norm for place in places)
 
 
 def worst_calls(places: Mapping[Point, PlaceError]) -> dict[str, PlaceError]:

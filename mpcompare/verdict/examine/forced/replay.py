@@ -10,6 +10,7 @@ the step is compared, each with the operands that the backend had.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -79,7 +80,7 @@ class Replay(ForcedNetwork):
 
     def take(self, calls: list[Call]) -> float | None:
         """Calls the network as the step did, with a backward after each call, and returns the loss as ``run`` does."""
-        self.as_given = as_given(calls, self.step.batches)
+        self.as_given = self.step.as_given
         if not self.as_given:
             return self._take_other_rows(calls)
         loss, targets = 0.0, [y for _, y in self.step.batches]
@@ -207,6 +208,11 @@ class Recorded:
     grads: Mapping[str, Tensor]  # by parameter, unscaled and not clipped; a large one of a loop is ``in_part``
     scale: float  # the loss scale
     buffers: Mapping[str, Tensor]  # after the step
+
+    @cached_property
+    def as_given(self) -> bool:
+        """Whether the network was called once for each micro-batch, with its inputs or rounded ones."""
+        return as_given(self.record.calls[OUTPUT], self.batches)
 
     def new_replay(self, arithmetic: Arithmetic) -> Replay:
         """Returns a new replay of the step."""

@@ -84,12 +84,14 @@ class Derivatives:
             return None
         right = [g if g is None or d is None else torch.where(d != 0, d, g).to(g.dtype) for g, d in pairs]
         if finds_out:
-            with Unseen():
+            with Unseen() as unseen:
                 apart = [None if r is None or g is None else r - g for r, g in zip(right, own, strict=True)]
                 distance, size = _norm(apart), _norm(right)
                 if distance > SAME * size:
                     # A finite difference along the difference of the two says which of them is right.
-                    if not abs(forward.slope(arrived, apart) - _dot(right, apart)) <= AGREES * _dot(apart, apart):
+                    with unseen.lifted():
+                        slope = forward.slope(arrived, apart)
+                    if not abs(slope - _dot(right, apart)) <= AGREES * _dot(apart, apart):
                         self.believed.add(name)
                         return None
                     self._wrong.add(forward.kind)
@@ -140,8 +142,9 @@ class _Forward:
         for sign in (step, -step):
             ways = iter(along)
             args = [_moved(a, next(ways), sign) if isinstance(a, Tensor) else a for a in self.args]
-            with torch.no_grad():
-                sides.append(_dot(self(args), arrived))
+            with torch.enable_grad():  # without gradients the user's casts would not be widened within backward
+                results = self(args)
+            sides.append(_dot([r.detach() if is_real(r) else None for r in results], arrived))
         return (sides[0] - sides[1]) / (2 * step)
 
     def _given(self) -> Iterator[tuple[Any, bool]]:

@@ -22,6 +22,7 @@ from mpcompare.precision import FP16
 from mpcompare.verdict.examine.forced.attention_masks import bound
 from mpcompare.verdict.examine.forced.kinks import nearest, operands, operator_of
 from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.examine.unseen import Unseen
 
 FEW = 256  # numbers of a choice that tell how many digits the numbers have
 COMPARISONS = {f"aten::{name}" for name in ("gt", "ge", "lt", "le", "eq", "ne")}
@@ -155,10 +156,11 @@ def along(func: Any, args: Any, kwargs: Any, result: Any, places: Tensor, near: 
 def _compared(args: Any, own: Tensor, theirs: Tensor, near: float) -> Tensor:
     """Returns the noted truth values of a comparison, ``theirs``. Where they differ from its own, the two numbers must
     differ by a share ``near`` of the largest number at most; else its own are returned."""
-    first, second = (torch.as_tensor(each) for each in args[:2])
-    finite = [each[each.isfinite()].abs() for each in (first, second)]
-    largest = max((float(each.max()) for each in finite if each.numel()), default=0.0)
-    return theirs if bool(((own == theirs) | ((first - second).abs() <= near * largest)).all()) else own
+    with Unseen():
+        first, second = (torch.as_tensor(each) for each in args[:2])
+        finite = [each[each.isfinite()].abs() for each in (first, second)]
+        largest = max((float(each.max()) for each in finite if each.numel()), default=0.0)
+        return theirs if bool(((own == theirs) | ((first - second).abs() <= near * largest)).all()) else own
 
 
 def _by_place(noted: Iterable[Choice]) -> dict[Place, deque[Choice]]:
@@ -275,7 +277,9 @@ class Choosing:
             return next((theirs for mine, theirs in self._made.get(place, ()) if torch.equal(mine, own)), None)
         if not (left := self._left.get(place)):
             return None
-        choice, numbers = left.popleft(), spread(exact, FEW)
-        if numbers.shape == choice.numbers.shape:
-            self.off[place] = max(self.off.get(place, 0.0), how_far(choice.numbers, numbers))
+        choice = left.popleft()
+        with Unseen():
+            numbers = spread(exact, FEW)
+            if numbers.shape == choice.numbers.shape:
+                self.off[place] = max(self.off.get(place, 0.0), how_far(choice.numbers, numbers))
         return choice.chosen

@@ -26,6 +26,7 @@ from mpcompare.tasks.cast import HOOKS_OF_WEIGHTS, computed_by_hooks
 from mpcompare.tasks.copies import HOOKS
 from mpcompare.verdict.examine.forced.module_hooks import is_recorders
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record
+from mpcompare.verdict.examine.unseen import Unseen
 
 OF_MODULES = frozenset(vars(nn.Module()))  # the dicts that each module has
 DEEP = 3  # from a hook to what it changes, such as a list in a dict of an object
@@ -96,8 +97,9 @@ class HooksWithin:
         def round_(module: nn.Module, _: Any) -> None:
             for name in self._weights:
                 exact: Tensor = getattr(module, name)
-                rounding = exact.detach().to(half).to(exact.dtype) - exact.detach()
-                setattr(module, name, exact + rounding)
+                with Unseen():  # it is no cast of the network
+                    rounding = exact.detach().to(half).to(exact.dtype) - exact.detach()
+                    setattr(module, name, exact + rounding)
 
         self.put_back()
         after, self.module._forward_hooks = self.module._forward_hooks, OrderedDict()

@@ -177,9 +177,9 @@ class Place:
         return some.count(lost & (self._exact.abs() <= in_fp32)) / max(some.count(self._present), 1)
 
     @property
-    def made(self) -> float:
-        """The error that roundings make, from the samples so far."""
-        return math.sqrt(sum(float(each.square().sum()) for each in self._samples) / max(len(self._samples), 1))
+    def square(self) -> float:
+        """The mean square of the errors that roundings make, from the samples so far."""
+        return float(torch.stack(self._samples).square().sum()) / len(self._samples) if self._samples else 0.0
 
     def rounding(self) -> RoundingError:
         """Returns the error that roundings make, from the samples."""
@@ -190,8 +190,7 @@ class Place:
         vectors, some, exact = self._samples, self._some, self._exact.double()
         if not vectors:
             return RoundingError(0.0, 1.0, 1, 0.0)
-        stacked = torch.stack(vectors)
-        square = float(stacked.square().sum()) / len(vectors)
+        stacked, square = torch.stack(vectors), self.square
         weighed = some.weighed(exact)
         norm = float(weighed.norm())
         along = float((stacked @ weighed).square().mean().sqrt()) / norm if norm else 0.0
@@ -248,7 +247,7 @@ class Errors:
     def blind(self) -> bool:
         """Returns whether roundings are a large part of some gradient or output, but not all of it."""
         places = (place for place in self.places.values() if place.kind != "back")
-        return any(BLIND * place.norm < place.made < place.norm for place in places)
+        return any(BLIND * place.norm < math.sqrt(place.square) < place.norm for place in places)
 
 
 def worst_calls(places: Mapping[Point, PlaceError]) -> dict[str, PlaceError]:

@@ -21,6 +21,7 @@ from mpcompare.verdict.examine.forced.random_numbers import OtherPathError
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.forced.replay import Recorded, Replay
 from mpcompare.verdict.examine.forced.roundings import in_operations
+from mpcompare.verdict.examine.unseen import Unseen
 
 SAMPLES, MOST = 4, 12  # samples of roundings: more than a few if roundings are a large part of a tensor
 
@@ -54,7 +55,8 @@ class RoundedResults(Arithmetic):
         return self.roundings.quantity(operand)
 
     def stored(self, value: Tensor) -> Tensor:
-        return self.roundings.round_(value.clone())
+        with Unseen():  # nothing rounds the operations of a rounding
+            return self.roundings.round_(value.clone())
 
     def cast(self, constants: Tensor, kind: torch.dtype, roundings: int = 1) -> Tensor:
         return self.roundings.cast(constants, kind, roundings)

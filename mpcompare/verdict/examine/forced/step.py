@@ -108,7 +108,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         once_more = OnceMoreInFp32(errors)
         with suppress(Exception):  # a network may not run once more in fp32: its places are judged without
             recorded.new_replay(once_more).run()
-            found |= {point: replace(found[point], in_common=part) for point, part in once_more.in_common.items()}
+        found |= {point: replace(found[point], in_common=part) for point, part in once_more.in_common.items()}
     digits = digits_of(replay, recorded.loss, errors.places, arithmetic.ranges) if precision.is_16_bit else {}
     layers = replace(
         layers,

@@ -131,7 +131,8 @@ class FromTheRoot(Player):
                     value.retain_grad()
                 self.back(event, values)
                 if self.is_forcing:
-                    self.sums.end_copies()
+                    with Unseen():
+                        self.sums.end_copies()
                 loss += event.loss
                 if self.arithmetic.is_exact:
                     self.step.shares.extend((op, float(v.grad)) for op, v in losses if v.grad is not None)

@@ -45,6 +45,20 @@ class InTwoMethods(torch.autograd.Function):
         return 1.8 * ctx.saved_tensors[0] * grad
 
 
+class OfACast(Square):
+    """The mistake of ``TenPercentLess``, in a function that casts to 16 bits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        y = x.bfloat16().float()
+        return y * y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return 1.8 * ctx.saved_tensors[0] * grad
+
+
 class OfAnother(Square):
     """Calls the forward and the backward method of another function, with its own context."""
 
@@ -189,7 +203,7 @@ def trained(
     return seen, network
 
 
-@pytest.mark.parametrize("function", [TenPercentLess, InTwoMethods])
+@pytest.mark.parametrize("function", [TenPercentLess, InTwoMethods, OfACast])
 def test_a_wrong_backward_method_is_a_wrong_gradient_of_the_layer_before(function: Any) -> None:
     seen, _ = trained(function)
     assert seen is not None

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mpcompare
+from mpcompare.watching.attach import alive
 
 UPDATES = 3
 
@@ -295,3 +296,18 @@ def test_a_backward_that_stops_with_an_error(monkeypatch, then, none):
     why = [f"the gradients of update 2, layer by layer ({said})"] if then is goes_on else []
     assert (seen.verdict, seen.not_examined) == ("no defect", why), str(seen)
     assert seen.facts["updates"] == 3
+
+
+def test_a_class_without_a_hash_is_no_obstacle():
+    class Kind(type):
+        def __eq__(cls, other):
+            return False
+
+        __hash__ = None  # type: ignore[assignment]
+
+    class Strange(metaclass=Kind):
+        pass
+
+    kept, attention = [Strange()], nn.MultiheadAttention(4, 2)
+    assert any(each is attention for each in alive(nn.MultiheadAttention))
+    assert kept

@@ -1,6 +1,6 @@
 """One forced call: a layer compares what arrives with what was recorded, and passes the record on, in both directions.
 
-A :class:`Replay` calls the functions here. It knows the record, and is told of each comparison.
+A :class:`Replay` calls the functions here, hidden from its modes. It knows the record, and is told of each comparison.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,6 @@ from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.weights import fill, free
 from mpcompare.verdict.examine.numerics import numbers, short_share, spread
 from mpcompare.verdict.examine.rounded_operands import MULTIPLY
-from mpcompare.verdict.examine.unseen import Unseen
 
 FEW = 4096  # elements of a parameter that tell whether a layer writes it
 
@@ -67,9 +66,7 @@ class At:
         """Notes numbers that have no more digits than 16 bits, unless they depend on parameters."""
         if depends or not self.differentiates or not self.arithmetic.is_exact:
             return
-        with Unseen():  # it is not the network that asks for 16 bits
-            share = short_share(numbers(recorded))
-        if share == 1:
+        if short_share(numbers(recorded)) == 1:
             self.replay.constants.add(f"{kind} {self.name}")
 
     def returns(self, results: Sequence[Any]) -> list[Any]:
@@ -94,7 +91,8 @@ class At:
         rounds = [
             passes or (is_real(y) and y.dtype in HALF) for y, passes in zip(call.outputs, call.passes, strict=True)
         ]
-        return [self.arithmetic.operand(p) if each else p for p, each in zip(passed, rounds, strict=True)]
+        taken = [self.arithmetic.operand(p) if each else p for p, each in zip(passed, rounds, strict=True)]
+        return list(map(alike, call.outputs, taken))
 
     def arrives(self, place: int, seen: Tensor | None, right: Tensor, turn: int = 0) -> Tensor:
         """Compares the gradient that arrives at an output, and returns the one that is taken.
@@ -105,13 +103,10 @@ class At:
             turn: the number of the backward pass through the call.
         """
         replay, arithmetic, is_layer = self.replay, self.arithmetic, isinstance(self, ForcedLayer)
-        with Unseen():  # an operand is what it is: nothing rounds it
-            values = (
-                torch.zeros_like(right) if seen is None else numbers_in(seen, replay.dtype).div_(replay.factors[-1])
-            )
-            taken = arithmetic.operand(values)
-            taken = taken if arithmetic.kept == 1 else taken * arithmetic.kept
-            taken = taken.to(self.dtype) if isinstance(self, ForcedLayer) else taken
+        values = torch.zeros_like(right) if seen is None else numbers_in(seen, replay.dtype).div_(replay.factors[-1])
+        taken = arithmetic.operand(values)
+        taken = taken if arithmetic.kept == 1 else taken * arithmetic.kept
+        taken = taken.to(self.dtype) if isinstance(self, ForcedLayer) else taken
         stored = self.call.outputs[place].dtype
         replay.tell(Point("gradient", self.name, self.number, place, not is_layer, turn), values, right, stored)
         return taken
@@ -147,18 +142,15 @@ class ForcedLayer(At):
         output has 16 bits rounds both to 16 bits first."""
         replay, dtype = self.replay, self.dtype
 
-        def taken(t: Tensor) -> Tensor:
-            with torch._C.DisableTorchFunction():  # this is no cast of the network
-                return self.arithmetic.operand(self.recorded(t).to(dtype))
-
-        values = [taken(v) if is_real(v) else v for v in self.call.inputs]
+        taken, inputs = self.arithmetic.operand, self.call.inputs
+        values = [taken(self.recorded(v).to(dtype)) if is_real(v) else v for v in inputs]
         for value in values:
             if is_real(value) and value.layout is torch.strided:  # a sparse one is constant, such as edges of a graph
                 value.requires_grad_()
         params = {}
         for name, p in self.module.named_parameters():
             operand = replay.weights.cast(p, self._stored(name), dtype)
-            params[name] = self.arithmetic.operand(operand).requires_grad_(p.requires_grad)
+            params[name] = taken(operand).requires_grad_(p.requires_grad)
         return values, params
 
     def free(self, values: Sequence[Any], params: Params) -> None:
@@ -247,6 +239,12 @@ class ForcedLayer(At):
             is_dense = is_real(value) and value.layout is torch.strided
             if is_dense and value.untyped_storage().data_ptr() != recorded.untyped_storage().data_ptr():
                 yield value, recorded
+
+
+def alike(recorded: Any, numbers: Any) -> Any:
+    """Returns numbers as a tensor of the recorded one's class. It may have methods that the network calls."""
+    is_other = is_real(recorded) and type(numbers) is not type(recorded)
+    return numbers.as_subclass(type(recorded)) if is_other else numbers
 
 
 def numbers_in(recorded: Any, dtype: torch.dtype, copy: bool = True) -> Any:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from mpcompare.verdict.examine.forced.arithmetic import Point
-from mpcompare.verdict.examine.forced.call import At, ForcedLayer, numbers_in
+from mpcompare.verdict.examine.forced.call import At, ForcedLayer, alike, numbers_in
 from mpcompare.verdict.examine.forced.choices import in_backward
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import is_real
@@ -30,7 +30,7 @@ class Forced(torch.autograd.Function):
                 at.given(xs)
                 if name in arithmetic.known:
                     arithmetic.known.forward(layer)
-                    return tuple(arithmetic.operand(numbers_in(y, replay.dtype)) for y in call.outputs)
+                    return tuple(alike(y, arithmetic.operand(numbers_in(y, replay.dtype))) for y in call.outputs)
                 ctx.values, ctx.params = layer.operands()
                 if not any(call.passes):  # positions and masks are no quantities that a precision rounds
                     arithmetic.passing("constant")

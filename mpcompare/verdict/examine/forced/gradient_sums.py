@@ -10,7 +10,6 @@ from collections.abc import Callable, Container, Iterable
 from torch import Tensor
 
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.unseen import Unseen
 
 
 class GradientSums:
@@ -36,18 +35,16 @@ class GradientSums:
     def add(self, name: str, grad: Tensor, of: str, has_copy: bool = False) -> None:
         """Adds the part of the layer ``of`` to the gradient of a parameter; "": the part of the work between layers."""
         self.sources.setdefault(name, set()).add(of)
-        with Unseen():
-            if not has_copy:  # a sum in fp32, whatever is rounded
-                self._grads[name] = self._grads[name] + grad if name in self._grads else grad
-            else:
-                self._copies[name] = self._summed(self._copies[name] + grad) if name in self._copies else grad
+        if not has_copy:  # a sum in fp32, whatever is rounded
+            self._grads[name] = self._grads[name] + grad if name in self._grads else grad
+        else:
+            self._copies[name] = self._summed(self._copies[name] + grad) if name in self._copies else grad
 
     def end_copies(self, names: Iterable[str] | None = None) -> None:
         """Ends the copies of some parameters, or of all: a micro-batch is over."""
-        with Unseen():
-            for name in [n for n in (self._copies if names is None else names) if n in self._copies]:
-                grad = self._copies.pop(name)
-                self._grads[name] = self._grads[name] + grad if name in self._grads else grad
+        for name in [n for n in (self._copies if names is None else names) if n in self._copies]:
+            grad = self._copies.pop(name)
+            self._grads[name] = self._grads[name] + grad if name in self._grads else grad
 
     def counted(self, name: str) -> Params:
         """Counts a call of a layer with this parameter whose backward is over. After the last call it returns the whole

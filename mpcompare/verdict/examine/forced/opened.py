@@ -17,6 +17,7 @@ from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.verdict.examine.forced.call import At, ForcedLayer
 from mpcompare.verdict.examine.forced.instead import Instead
 from mpcompare.verdict.examine.forced.record import is_real
+from mpcompare.verdict.examine.unseen import Unseen
 
 
 def passed_openly(at: At, xs: Sequence[Any]) -> list[Any]:
@@ -25,15 +26,18 @@ def passed_openly(at: At, xs: Sequence[Any]) -> list[Any]:
     at.arithmetic.whose("", at.name)
     results = list(xs)
     if isinstance(at, ForcedLayer):
-        at.given(xs)
-        operands, params = at.operands()
+        with Unseen():
+            at.given(xs)
+            operands, params = at.operands()
         values = [_instead(x, operand) for x, operand in zip(xs, operands, strict=True)]
         own = {name: _instead(replay.weights.taken(p), params[name]) for name, p in at.module.named_parameters()}
         at.arithmetic.whose("forward", at.name)
         results = at.forward(values, own)
         at.arithmetic.whose("", at.name)
         _note(at)
-    passed = [_instead(y, numbers) for y, numbers in zip(results, at.returns(results), strict=False)]
+    with Unseen():
+        returned = at.returns(results)
+    passed = [_instead(y, numbers) for y, numbers in zip(results, returned, strict=False)]
     # The derivative of a layer may use its result, as the derivative of tanh does. So the gradient of a gradient may
     # come to a result within the layer. The network may use what it returns, too.
     ends = results if isinstance(at, ForcedLayer) else passed
@@ -62,7 +66,8 @@ def _arrives(at: At, place: int, gradient: Tensor) -> Tensor:
         return gradient
     passes = [call.gradients, *call.later.values()]
     seen = passes[turn][place] if turn < len(passes) else None
-    taken = at.arrives(place, seen, gradient.detach(), turn)
+    with Unseen():
+        taken = at.arrives(place, seen, gradient.detach(), turn)
     return _instead(gradient, taken) if torch.is_grad_enabled() else taken.to(gradient.dtype)
 
 

@@ -71,11 +71,12 @@ class Replay(ForcedNetwork):
             default_dtype(self.dtype),
         ):
             loss = self.take(calls)
-        for name, leaf in self.weights.between.items():
-            if leaf.grad is not None:
-                self.sums.add(name, self._unscaled(leaf.grad), "")
-                self.sums.sources[name] |= self.users.get(name, set())
-        self.hand_on(self.sums.end())
+        with Unseen():
+            for name, leaf in self.weights.between.items():
+                if leaf.grad is not None:
+                    self.sums.add(name, self._unscaled(leaf.grad), "")
+                    self.sums.sources[name] |= self.users.get(name, set())
+            self.hand_on(self.sums.end())
         return loss
 
     def take(self, calls: list[Call]) -> float | None:
@@ -155,10 +156,7 @@ class Replay(ForcedNetwork):
 
     def _unscaled(self, grad: Tensor) -> Tensor:
         """Returns a gradient without the part of the loss scale that it keeps."""
-        if self.arithmetic.kept == 1:
-            return grad
-        with Unseen():
-            return grad / self.arithmetic.kept
+        return grad if self.arithmetic.kept == 1 else grad / self.arithmetic.kept
 
     def in_full(self, grad: Tensor) -> Tensor:
         """Returns a gradient in the dtype of the replay, without this part."""
@@ -166,7 +164,7 @@ class Replay(ForcedNetwork):
 
     def hand_on(self, gradients: Params) -> None:
         """Hands on gradients that are whole, and frees each of them."""
-        with Unseen(), torch.no_grad():
+        with torch.no_grad():
             while gradients:
                 name, gradient = gradients.popitem()
                 self.whole(name, numbers(gradient))

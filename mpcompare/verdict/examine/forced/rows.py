@@ -12,7 +12,6 @@ from torch import Tensor
 from mpcompare.contract import Batches
 from mpcompare.tasks.batch import Batch, tensors_of
 from mpcompare.verdict.examine.forced.record import Call
-from mpcompare.verdict.examine.unseen import Unseen
 
 
 def as_given(calls: Sequence[Call], batches: Batches) -> bool:
@@ -54,19 +53,18 @@ def factor_of(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None],
     """
     both = zip(recorded, exact, strict=False)
     pairs = [(g, e) for g, e in both if g is not None and e is not None]
-    with Unseen():
-        some = [(g.detach().double().flatten(), e.detach().double().flatten()) for g, e in pairs]
-        if not some:
-            return known[0]
-        seen, right = (torch.cat(each) for each in zip(*some, strict=True))
-        square = float(right @ right)
-        slope = float(seen @ right) / square if square else 0.0
-        # Few different numbers may all be rounded up, or all down: such an error is no factor.
-        u = max(torch.finfo(g.dtype).eps / 2 for g, _ in pairs)
-        if rounded := [f for f in known if abs(slope - f) <= u * abs(f)]:
-            return rounded[0]
-        rest = float((seen - slope * right).norm())
-        return next((f for f in known if not rest < float((seen - f * right).norm()) / 2), slope or known[0])
+    some = [(g.detach().double().flatten(), e.detach().double().flatten()) for g, e in pairs]
+    if not some:
+        return known[0]
+    seen, right = (torch.cat(each) for each in zip(*some, strict=True))
+    square = float(right @ right)
+    slope = float(seen @ right) / square if square else 0.0
+    # Few different numbers may all be rounded up, or all down: such an error is no factor.
+    u = max(torch.finfo(g.dtype).eps / 2 for g, _ in pairs)
+    if rounded := [f for f in known if abs(slope - f) <= u * abs(f)]:
+        return rounded[0]
+    rest = float((seen - slope * right).norm())
+    return next((f for f in known if not rest < float((seen - f * right).norm()) / 2), slope or known[0])
 
 
 def _given(call: Call, x: Batch) -> list[Tensor]:

@@ -176,7 +176,7 @@ def free(operand: Tensor) -> None:
 def fill(operand: Tensor, numbers: Tensor, taken: Callable[[Tensor], Tensor]) -> None:
     """Puts back into a freed operand what ``taken`` returns of ``numbers``, which may be of another dtype."""
     if not (storage := operand.untyped_storage()).nbytes():
-        with Unseen(), torch.no_grad():
+        with torch.no_grad():
             storage.resize_(operand.numel() * operand.element_size())
             operand.data.copy_(numbers)
             if (changed := taken(operand.detach())).data_ptr() != operand.data_ptr():

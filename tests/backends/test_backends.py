@@ -13,6 +13,7 @@ from support.backends import (
     step_to_gradients,
     take_step,
 )
+from support.marks import slow_after
 from support.tasks import make_batch, make_task, mlp_of
 
 from mpcompare.backends import scratch
@@ -205,7 +206,7 @@ def test_overflow_leaves_parameters_and_optimizer_bit_identical(device, name, po
     assert float(backend.loss_scale()) == policy.init_scale * (0.5 if isinstance(policy, DynamicLossScale) else 1)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("precision", slow_after(1, ["fp16", "bf16"]))
 def test_scale_trajectory_and_skipped_steps_equal_amps(device, precision):
     task = make_task(hidden=[64], lr=0.5)
     backends = [make_backend(n, task, precision, device, DynamicLossScale(2.0**30, growth_interval=4)) for n in SCALED]

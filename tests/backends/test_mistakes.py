@@ -85,8 +85,20 @@ def test_the_verdict_finds_it(references, name):
     [
         (mistakes.DoublesAfterEveryStep, DynamicLossScale(256.0), "loss scale", "loss scale 512 in training step 2"),
         # The policy of the next case doubles after every step, too, so that the other half of the mistake is left.
-        (mistakes.DoublesAfterEveryStep, DynamicLossScale(256.0, growth_interval=1), "skip", "does not say that it"),
-        (mistakes.MultipliesAfterBackward, DynamicLossScale(256.0), "gradient scaled", "256 times what it should be"),
+        pytest.param(
+            mistakes.DoublesAfterEveryStep,
+            DynamicLossScale(256.0, growth_interval=1),
+            "skip",
+            "does not say that it",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            mistakes.MultipliesAfterBackward,
+            DynamicLossScale(256.0),
+            "gradient scaled",
+            "256 times what it should be",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_verdict_names_what_is_wrong_with_what_was_published(mistake, policy, cause, because):

@@ -86,7 +86,7 @@ GRAPHS = [
     ids=lambda policy: policy.name,
 )
 @pytest.mark.parametrize("momentum", slow_after(1, [0.9, 0.0]))
-@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+@pytest.mark.parametrize("loss", slow_after(1, ["cross_entropy", "mse"]))
 @pytest.mark.parametrize(("eager", "graphed"), GRAPHS)
 def test_the_graph_is_the_eager_step_bit_for_bit(device, eager, graphed, loss, momentum, policy):
     task = make_task(loss=loss, momentum=momentum)

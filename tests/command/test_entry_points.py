@@ -97,10 +97,12 @@ def test_an_option_that_it_does_not_take_is_one_line(cli, install):
     ("source", "target", "reason"),
     [
         ("import nothing_of_that_name", "its_amp.backend:MyAmp", "nothing_of_that_name"),
-        (BACKEND, "its_amp.backend:HisAmp", "HisAmp"),
-        (BACKEND, "its_amp.backend", "non-class"),
+        pytest.param(BACKEND, "its_amp.backend:HisAmp", "HisAmp", marks=pytest.mark.slow),
+        pytest.param(BACKEND, "its_amp.backend", "non-class", marks=pytest.mark.slow),
         (BACKEND, "its_other:MyAmp", "its_other"),
-        ("raise SystemError('two\\nlines')", "its_amp.backend:MyAmp", "SystemError"),
+        pytest.param(
+            "raise SystemError('two\\nlines')", "its_amp.backend:MyAmp", "SystemError", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_broken_one_is_one_line_when_it_is_chosen(cli, install, source, target, reason):

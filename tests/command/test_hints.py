@@ -3,24 +3,25 @@
 import sys
 
 import pytest
+from support.marks import slow_after
 
 KEYS = {
+    "data=function": "data._target_: expected what to import, as in data._target_=my_package.load, its ",
+    "+experment=seed": "+experment=seed: there is no such group (did you mean +experiment?)",
     "train.step=3": "Could not override 'train.step': did you mean train.steps?",
     "task.model.hiden=[3]": "Could not override 'task.model.hiden': did you mean task.model.hidden?",
     "backend.softmx=fp16": "Could not override 'backend.softmx': did you mean backend.softmax?",
     "bakend=amp": "Could not override 'bakend': did you mean backend?",
     "optimizr=adam": "Could not override 'optimizr': did you mean optimizer?",
     "expriment=seed": "Could not override 'expriment': did you mean +experiment?",
-    "+experment=seed": "+experment=seed: there is no such group (did you mean +experiment?)",
     "batch_size=3": "Could not override 'batch_size': did you mean task.batch_size or inference.batch_size?",
     "optimizer.lr=3": "Could not override 'optimizer.lr': did you mean task.optimizer.lr?",
     "qqqq=1": "Could not override 'qqqq'. To append to your config use +qqqq=1",
     "task=module": "task.model._target_: expected what to import, as in task.model._target_=my_package.Net, its ",
-    "data=function": "data._target_: expected what to import, as in data._target_=my_package.load, its ",
 }
 
 
-@pytest.mark.parametrize("override", KEYS)
+@pytest.mark.parametrize("override", slow_after(3, KEYS))
 def test_a_key_is_one_line_with_what_is_like_it(cli, override):
     ended = cli(override)
     assert ended.code == 2
@@ -41,7 +42,7 @@ def test_the_section_of_a_key_is_not_like_it(cli):
         ("backend=mistake/sums_the_los", "(did you mean mistake/sums_the_loss?)"),
         ("+experiment=frist_look", "(did you mean first_look?)"),
         ("precision=bf61", "(did you mean bf16?)"),
-        ("precision=BF16", "(did you mean bf16?)"),
+        pytest.param("precision=BF16", "(did you mean bf16?)", marks=pytest.mark.slow),
     ],
 )
 def test_an_option_is_one_line_with_what_is_like_it(cli, override, hint):
@@ -54,12 +55,15 @@ def test_an_option_is_one_line_with_what_is_like_it(cli, override, hint):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["precision=fp17"],
-        ["-m", "precision=fp16,fp17"],
-        ["task=module"],
-        ["-m", "backend=amp,fp32", "train.steps=0,-3"],
-    ],
+    slow_after(
+        2,
+        [
+            ["precision=fp17"],
+            ["-m", "precision=fp16,fp17"],
+            ["task=module"],
+            ["-m", "backend=amp,fp32", "train.steps=0,-3"],
+        ],
+    ),
 )
 def test_it_is_refused_before_torch_is_imported(cli, monkeypatch, tmp_path, words):
     for name in ("mpcompare.entrant.plan", "mpcompare.entrant.entrant", "mpcompare.command.clean", "torch"):

@@ -16,6 +16,7 @@ import pandas as pd
 import psutil
 import pytest
 from support import command
+from support.marks import slow_after
 
 from mpcompare.command import belongings
 
@@ -160,7 +161,9 @@ def test_jobs_that_share_a_folder_are_refused_before_the_first(cli, tmp_path):
     assert not list(tmp_path.rglob("result.json"))
 
 
-@pytest.mark.parametrize("wrong", ["measure.rel_ci=0", "measure.budget_s=x", "hydra.launcher.silence_limit_s=-1"])
+@pytest.mark.parametrize(
+    "wrong", slow_after(1, ["measure.rel_ci=0", "measure.budget_s=x", "hydra.launcher.silence_limit_s=-1"])
+)
 def test_wrong_rules_end_a_sweep_before_its_first_job(cli, tmp_path, wrong):
     ended = cli("-m", "backend=amp,fp32", *SMALL, wrong, f"hydra.sweep.dir={tmp_path / 's'}")
     assert ended.code == 2

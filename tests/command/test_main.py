@@ -294,8 +294,8 @@ BAD = {
     "unknown data": (["data=imagenet"], f"data=imagenet: expected one of {DATA}"),
     "fp32 in fp16": (["backend=fp32", "precision=fp16"], "precision=fp16: backend=fp32 accepts one of"),
     "batch size 0": (["task.batch_size=0"], "task.batch_size=0: expected a whole number of at least 1"),
-    "batch size negative": (["task.batch_size=-1"], "task.batch_size=-1: expected a whole number of at least 1"),
     "batch size too large": (["task.batch_size=641"], "task.batch_size=641: data=digits has only 640 samples"),
+    "batch size negative": (["task.batch_size=-1"], "task.batch_size=-1: expected a whole number of at least 1"),
     "hidden 0": (["task.model.hidden=[0]"], "task.model.hidden=[0]: expected whole numbers of at least 1"),
     "steps 0": (["train.steps=0"], "train.steps=0: expected a whole number of at least 1"),
     "steps a word": (["train.steps=many"], "train.steps=many: expected a whole number of at least 1"),
@@ -373,7 +373,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("task", ["imdb_lstm", "char_gpt"])
+@pytest.mark.parametrize("task", slow_after(1, ["imdb_lstm", "char_gpt"]))
 def test_data_of_another_task_asks_for_what_this_task_does_not_say(cli, task):
     ended = cli("backend=fp32", f"task={task}", "data=digits")  # some CPUs have no LSTM in bf16
     assert ended.code == 2
@@ -386,7 +386,7 @@ def test_a_network_that_cannot_be_called_with_the_data_of_another_task_says_so(c
     assert "task.model=CharGpt: cannot be called with data=digits, inputs [4, 1, 28, 28] float32" in ended.err
 
 
-@pytest.mark.parametrize("case", slow_after(16, BAD))
+@pytest.mark.parametrize("case", slow_after(6, BAD))
 def test_bad_input_is_one_line_and_an_exit_code(cli, tmp_path, case):
     arguments, message = BAD[case]
     (tmp_path / "file").write_text("")

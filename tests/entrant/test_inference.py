@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 from support.entrants import AT_START, PLAN, block, turn
-from support.marks import CUDA
+from support.marks import CUDA, slow_after
 from support.plans import replan
 from support.records import write_run
 from support.tasks import make_task
@@ -71,7 +71,7 @@ class Trained:
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-@pytest.mark.parametrize("bits", ["bf16", "fp16"])
+@pytest.mark.parametrize("bits", slow_after(1, ["bf16", "fp16"]))
 def test_each_way_is_as_exact_as_its_rounding_and_fp32_as_evaluating(tmp_path, device, bits):
     trained = Trained(tmp_path / "0", steps=200, device=device, precision=bits)
     setup = trained.setup

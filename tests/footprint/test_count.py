@@ -29,10 +29,9 @@ NETWORKS = {
     "lstm": (partial(CharLstm, 96, 128), 32, Batch((32,), torch.int64)),
     "gpt": (partial(CharGpt, 96, 64), 32, Batch((64,), torch.int64)),
 }
-QUICK = [("mlp", "amp"), ("cnn", "plain bf16")]
 CASES = dict.fromkeys(
     [
-        *QUICK,
+        ("cnn", "plain bf16"),
         *itertools.product(NETWORKS, ["fp32", "amp", "master_weights"]),
         *itertools.product(["cnn", "gpt"], ["plain bf16", "8-bit moments"]),
     ]
@@ -61,7 +60,7 @@ def marked(case):
     return pytest.param(case, marks=BF16_LSTM, id="-".join(case)) if case[0] == "lstm" and case[1] != "fp32" else case
 
 
-@pytest.mark.parametrize("case", slow_after(len(QUICK), map(marked, CASES)), ids="-".join)
+@pytest.mark.parametrize("case", slow_after(1, map(marked, CASES)), ids="-".join)
 def test_count_is_what_is_measured(case):
     network, name = case
     task, batch = task_of(network, AdamW())

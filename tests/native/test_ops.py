@@ -93,7 +93,10 @@ def test_gemm_and_its_naive_reference_agree(dtype):
         check(a, b, c, trans_a=trans_a, trans_b=trans_b, beta=0.5)
 
 
-@pytest.mark.parametrize(("M", "N", "K"), [(1100, 1100, 700), (2000, 10, 3000), (2000, 3000, 10), (10, 2000, 3000)])
+@pytest.mark.parametrize(
+    ("M", "N", "K"),
+    [(1100, 1100, 700), (2000, 10, 3000), pytest.param(2000, 3000, 10, marks=pytest.mark.slow), (10, 2000, 3000)],
+)
 @pytest.mark.parametrize("dtype", slow_after(1, ["bf16", "fp16", "fp32"]))
 def test_gemm_across_every_block_boundary(M, N, K, dtype):
     for trans_a, trans_b in ((False, False), (True, False), (False, True)):

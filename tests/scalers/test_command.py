@@ -135,7 +135,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys, arguments, m
     assert output.out == ""
 
 
-@pytest.mark.parametrize(("out", "start"), [("f.png", b"\x89PNG"), ("f.svg", b"<?xml"), ("f.pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("out", "start"),
+    [
+        pytest.param("f.png", b"\x89PNG", marks=pytest.mark.slow),
+        ("f.svg", b"<?xml"),
+        pytest.param("f.pdf", b"%PDF", marks=pytest.mark.slow),
+    ],
+)
 def test_the_figure_is_written(monkeypatch, capsys, tmp_path, out, start):
     run(monkeypatch, "x", "--only", "torch", "--out", str(tmp_path / out))
     assert (tmp_path / out).read_bytes().startswith(start)

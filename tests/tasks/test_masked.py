@@ -6,6 +6,7 @@ import pytest
 import torch
 from planted.masked import make
 from support.backends import BACKENDS, make_backend
+from support.marks import slow_after
 from torch.nn import functional as F
 
 from mpcompare import contract
@@ -61,7 +62,7 @@ def test_shares_are_the_shares_of_the_labels():
 
 
 @pytest.mark.parametrize("loss", [MASKED, smooth], ids=["masked_cross_entropy", "own"])
-@pytest.mark.parametrize("name", ["amp", "fp32", "master_weights"])
+@pytest.mark.parametrize("name", slow_after(1, ["amp", "fp32", "master_weights"]))
 def test_micro_batches_make_the_gradient_of_the_whole_batch(name, loss):
     precision = "fp32" if name == "fp32" else "bf16"
     task, _ = make(loss=loss)

@@ -81,32 +81,36 @@ def test_a_module_and_data_of_ones_own_are_compared_without_a_yaml(cli, tmp_path
     assert verdicts["2-master_weights-auto"]["word"] == "same", verdicts["2-master_weights-auto"]["because"]
 
 
+QUICK = [
+    (
+        "task.model._target_=no_such_package.Net",
+        "task.model._target_=no_such_package.Net: there is no module no_such_package",
+    ),
+    ("task.model._target_=my_package.NoParameters", "task.model=NoParameters: has no parameters to train"),
+    ("task.loss={_target_: my_package.two_numbers, _partial_: true}", "gives a tensor [2] for data=load"),
+]
+SLOW = [
+    ("task.model._target_=my_package.Nothing", "task.model._target_=my_package.Nothing: my_package has no Nothing"),
+    ("task.model._target_=my_package.Nett", "my_package.Nett: my_package has no Nett (did you mean Net?)"),
+    ("+task.model.widht=3", "task.model.widht=3: Net takes width (did you mean width?); leave it out with ~task"),
+    ("task.model._target_=my_package.load", "my_package.load: missing a required argument: 'seed': its arguments"),
+    ("data._target_=my_package.laod", "data._target_=my_package.laod: my_package has no laod (did you mean load?)"),
+    (
+        "task.loss={_target_: my_package.smothed, _partial_: true}",
+        "task.loss._target_=my_package.smothed: my_package has no smothed (did you mean smoothed?)",
+    ),
+    (
+        "task.loss=huber",
+        "task.loss=huber: expected one of cross_entropy, masked_cross_entropy, mse, model, or",
+    ),
+    ("task.loss=mse", "task.loss=mse: cannot be taken of data=load"),
+    ("task.batch_size=49", "task.batch_size=49: data=load has only 48 samples"),
+    ("task.optimizer.lr=0", "task.optimizer.lr=0: expected a finite number above 0"),
+]
+
+
 @pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("task.model._target_=my_package.Nothing", "task.model._target_=my_package.Nothing: my_package has no Nothing"),
-        (
-            "task.model._target_=no_such_package.Net",
-            "task.model._target_=no_such_package.Net: there is no module no_such_package",
-        ),
-        ("task.model._target_=my_package.Nett", "my_package.Nett: my_package has no Nett (did you mean Net?)"),
-        ("+task.model.widht=3", "task.model.widht=3: Net takes width (did you mean width?); leave it out with ~task"),
-        ("task.model._target_=my_package.load", "my_package.load: missing a required argument: 'seed': its arguments"),
-        ("data._target_=my_package.laod", "data._target_=my_package.laod: my_package has no laod (did you mean load?)"),
-        (
-            "task.loss={_target_: my_package.smothed, _partial_: true}",
-            "task.loss._target_=my_package.smothed: my_package has no smothed (did you mean smoothed?)",
-        ),
-        ("task.model._target_=my_package.NoParameters", "task.model=NoParameters: has no parameters to train"),
-        (
-            "task.loss=huber",
-            "task.loss=huber: expected one of cross_entropy, masked_cross_entropy, mse, model, or",
-        ),
-        ("task.loss=mse", "task.loss=mse: cannot be taken of data=load"),
-        ("task.loss={_target_: my_package.two_numbers, _partial_: true}", "gives a tensor [2] for data=load"),
-        ("task.batch_size=49", "task.batch_size=49: data=load has only 48 samples"),
-        ("task.optimizer.lr=0", "task.optimizer.lr=0: expected a finite number above 0"),
-    ],
+    ("override", "message"), [*QUICK, *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW)]
 )
 def test_what_cannot_be_compared_is_one_line(cli, package, override, message):
     key = override.split("=")[0]

@@ -54,7 +54,9 @@ def test_verdicts_can_be_left_out(cli, tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("verdict.noise=-1", "verdict.noise=-1: expected a whole number of at least 0"),
+        pytest.param(
+            "verdict.noise=-1", "verdict.noise=-1: expected a whole number of at least 0", marks=pytest.mark.slow
+        ),
         ("verdict.enabled=maybe", "verdict.enabled=maybe: expected true or false"),
     ],
 )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.marks import slow_after
 from support.unusual import Operator
 from support.watched_loops import Loop, spoil
 from torch import Tensor, nn
@@ -77,7 +78,7 @@ def complex_loop(layer: type[nn.Module], dtype: torch.dtype, adam: bool) -> Loop
     ("layer", "dtype", "adam"),
     [
         (Spectral, torch.bfloat16, True),
-        (Around, torch.float32, False),
+        pytest.param(Around, torch.float32, False, marks=pytest.mark.slow),
         pytest.param(Spectral, torch.float32, True, marks=pytest.mark.slow),
         pytest.param(Around, torch.bfloat16, True, marks=pytest.mark.slow),
     ],
@@ -100,7 +101,7 @@ class Again(Operator):
         return result
 
 
-@pytest.mark.parametrize("make", [Operator, Again, OfComplex])
+@pytest.mark.parametrize("make", slow_after(2, [OfComplex, Operator, Again]))
 def test_modules_of_complex_numbers_are_examined_as_work_between_layers(make: Callable[[], nn.Module]) -> None:
     loop = Loop(make=make, batch=lambda: (torch.randn(32, 16), torch.randint(4, (32,))), dtype=torch.bfloat16)
     seen = loop.run(mpcompare.watch)
@@ -147,7 +148,7 @@ def test_sparse_gradients_are_examined(dtype: torch.dtype, clip: float | None) -
     assert seen.not_examined == [f"updates of words.weight ({reason})"]
 
 
-@pytest.mark.parametrize("name", ["words", "linear"])
+@pytest.mark.parametrize("name", slow_after(1, ["words", "linear"]))
 def test_a_wrong_gradient_is_seen_where_one_is_sparse(name: str) -> None:
     def make() -> nn.Module:
         model = Words()

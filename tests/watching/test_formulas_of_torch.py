@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 import torch
+from support.marks import slow_after
 from torch import Tensor, nn
 
 import mpcompare
@@ -43,7 +44,7 @@ def beside(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Non
     plain(model, optimizer, x + other.grad)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("step", [plain, asked, closed, beside])
+@pytest.mark.parametrize("step", slow_after(3, [plain, asked, beside, closed]))
 def test_no_bit_of_the_derivative_of_a_product_changes(step):
     def weights(watch):
         torch.manual_seed(0)

@@ -57,7 +57,7 @@ def halved(weight):
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-@diagonal(at=[0, 1], dtype=[torch.float32, torch.bfloat16])
+@diagonal(1, at=[0, 1], dtype=[torch.float32, torch.bfloat16])
 def test_adapters_that_come_within_the_block_are_seen(at, wrong, dtype):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 32), nn.GELU(), nn.Linear(32, 20))

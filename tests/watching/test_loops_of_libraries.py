@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from support.marks import diagonal
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -66,8 +67,7 @@ def watched(model, autocast):
     return seen
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("reentrant", [False, True])
+@diagonal(reentrant=[False, True], autocast=[False, True])
 def test_casts_of_a_block_that_is_recomputed_are_widened(reentrant, autocast):
     torch.manual_seed(0)
     seen = watched(Recomputed(Block(), reentrant), autocast)
@@ -147,8 +147,7 @@ def test_a_norm_of_one_number_passes_down_its_eps():
     assert seen.defects == [], str(seen)
 
 
-@pytest.mark.parametrize("norm", [nn.InstanceNorm1d(16), nn.GroupNorm(16, 16), nn.BatchNorm1d(16)])
-@pytest.mark.parametrize("adds", [False, True])
+@diagonal(adds=[False, True], norm=[nn.InstanceNorm1d(16), nn.GroupNorm(16, 16), nn.BatchNorm1d(16)])
 def test_a_norm_in_16_bits_keeps_its_statistics_so(norm, adds):
     class Normed(nn.Module):
         def __init__(self) -> None:

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from support.marks import slow_after
 from support.watched_loops import spoil
 from torch import nn
 from torch.nn import functional as F
@@ -56,7 +57,7 @@ class Training:
         return seen
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", slow_after(1, HALVES))
 def test_a_right_loop_has_no_defect_and_trains_as_without_the_watch(dtype):
     watched, plain = Training(dtype), Training(dtype)
     seen = watched.train(mpcompare.watch)
@@ -70,7 +71,7 @@ def test_a_right_loop_has_no_defect_and_trains_as_without_the_watch(dtype):
     assert seen.facts["moved_before_steps"] == []
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", slow_after(1, HALVES))
 def test_a_wrong_gradient_is_found(dtype):
     training = Training(dtype)
     spoil(training.net[0].weight, lambda g: g * 1.1)

@@ -3,8 +3,8 @@ weights (AWP). Each call is replayed with the weights that it had."""
 
 from contextlib import nullcontext
 
-import pytest
 import torch
+from support.marks import diagonal
 from torch import nn
 from torch.nn import functional as F
 
@@ -68,8 +68,7 @@ class Training:
         return seen
 
 
-@pytest.mark.parametrize("name", ["embedding", ""])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@diagonal(dtype=[torch.float32, torch.bfloat16], name=["embedding", ""])
 def test_each_call_has_the_weights_that_it_had(name, dtype):
     watched, plain = Training(name, dtype), Training(name, dtype)
     seen = watched.watched()

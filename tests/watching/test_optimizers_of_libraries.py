@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.marks import diagonal, slow_after
 from torch import nn
 from torch.nn import functional as F
 
@@ -95,7 +96,7 @@ class Averaged(torch.optim.Optimizer):
                 p.add_(kept, alpha=-group["lr"])
 
 
-@pytest.mark.parametrize("kind", [OfKernels, Adam8bit, WithCount, AdamC, Navi, Averaged])
+@pytest.mark.parametrize("kind", slow_after(2, [OfKernels, Adam8bit, WithCount, AdamC, Navi, Averaged]))
 def test_an_optimizer_of_a_library_has_no_defect(kind):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 5))
@@ -125,8 +126,7 @@ class AtRandom(torch.optim.Optimizer):
                 p.copy_(((bits + below) & -65536).view(torch.float32))
 
 
-@pytest.mark.parametrize("at_random", [False, True])
-@pytest.mark.parametrize("trained", ["all", "few"])
+@diagonal(trained=["all", "few"], at_random=[False, True])
 def test_weights_in_16_bits_may_be_rounded_at_random(at_random, trained):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 5)).bfloat16()

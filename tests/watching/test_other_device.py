@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.marks import slow_after
 from support.watched_loops import Loop, small_network, spoil
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -75,7 +76,7 @@ WITH_NORM = Loop(make=convolutions, batch=images, updates=2)
 WITH_DROPOUT = replace(Loop(), updates=1, loss=lambda z, y: F.cross_entropy(F.dropout(z), y))
 
 
-@pytest.mark.parametrize("loop", [replace(Loop(), dtype=torch.float16), WITH_NORM, WITH_DROPOUT])
+@pytest.mark.parametrize("loop", slow_after(1, [replace(Loop(), dtype=torch.float16), WITH_NORM, WITH_DROPOUT]))
 def test_a_right_loop_has_no_defect(loop, far_copies):
     seen = loop.run(mpcompare.watch)
     assert (seen.defects, seen.not_examined) == ([], [])

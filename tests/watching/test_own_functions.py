@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.marks import slow_after
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -203,7 +204,7 @@ def trained(
     return seen, network
 
 
-@pytest.mark.parametrize("function", [TenPercentLess, InTwoMethods, OfACast])
+@pytest.mark.parametrize("function", slow_after(2, [TenPercentLess, OfACast, InTwoMethods]))
 def test_a_wrong_backward_method_is_a_wrong_gradient_of_the_layer_before(function: Any) -> None:
     seen, _ = trained(function)
     assert seen is not None
@@ -216,13 +217,13 @@ def test_a_wrong_backward_method_is_a_wrong_gradient_of_the_layer_before(functio
     ("function", "said"),
     [
         (Square, 0.0),
-        (OfAnother, 0.0),
+        pytest.param(OfAnother, 0.0, marks=pytest.mark.slow),
         (Noisy, 0.0),
         (StraightThrough, "believed"),
-        (ThroughTheClamp, "believed"),
-        (Reversed, "believed"),
-        (PartlyDetached, "believed"),
-        (WithoutGrad, "believed"),
+        pytest.param(ThroughTheClamp, "believed", marks=pytest.mark.slow),
+        pytest.param(Reversed, "believed", marks=pytest.mark.slow),
+        pytest.param(PartlyDetached, "believed", marks=pytest.mark.slow),
+        pytest.param(WithoutGrad, "believed", marks=pytest.mark.slow),
     ],
 )
 def test_a_backward_method_that_is_right_or_meant_so_is_no_defect(function: Any, said: Any) -> None:

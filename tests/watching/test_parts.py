@@ -159,7 +159,7 @@ def begun(make):
     ("dtype", "accumulate"), [(torch.bfloat16, 2), pytest.param(torch.float16, 1, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(
-    "make", slow_after(3, [Autoencoder, Recurrent, ActorCritic, Direct, Convolutions, Prompt, Unrolled, Twice])
+    "make", slow_after(1, [ActorCritic, Autoencoder, Recurrent, Direct, Convolutions, Prompt, Unrolled, Twice])
 )
 def test_the_layers_of_parts_are_seen(make, dtype, accumulate):
     network, optimizer = begun(make)
@@ -174,7 +174,7 @@ def test_the_layers_of_parts_are_seen(make, dtype, accumulate):
     assert seen.facts["inputs"] == ([] if make is Prompt else ["fp32"])  # its inputs are computed
 
 
-@pytest.mark.parametrize("make", [Recurrent, Prompt])
+@pytest.mark.parametrize("make", slow_after(1, [Recurrent, Prompt]))
 def test_no_bit_changes(make):
     weights = []
     for watched in (False, True):
@@ -202,7 +202,10 @@ class Halved(nn.Linear):
         return Halving.apply(super().forward(x))
 
 
-@pytest.mark.parametrize(("make", "layer"), [(Autoencoder, "mean"), (Convolutions, "head"), (ActorCritic, "value")])
+@pytest.mark.parametrize(
+    ("make", "layer"),
+    [pytest.param(Autoencoder, "mean", marks=pytest.mark.slow), (Convolutions, "head"), (ActorCritic, "value")],
+)
 def test_a_wrong_layer_of_a_part_is_named(make, layer):
     network, optimizer = begun(make)
     right = getattr(network, layer)
@@ -240,7 +243,7 @@ def adversarial(dtype=torch.bfloat16):
     return {"G": generator, "D": discriminator}, {"of G": of_generator, "of D": of_discriminator}, loop
 
 
-@pytest.mark.parametrize("detached", [True, False])
+@pytest.mark.parametrize("detached", slow_after(1, [False, True]))
 def test_both_networks_of_an_adversarial_loop_are_seen(detached):
     networks, optimizers, loop = adversarial()
     with mpcompare.watch(networks, optimizers, steps=2) as seen:

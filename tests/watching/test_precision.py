@@ -1,7 +1,7 @@
 """The precision of a loop whose layers all return fp32, though it computes in 16 bits."""
 
-import pytest
 import torch
+from support.marks import diagonal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -78,8 +78,7 @@ def watched(make: type[Own], dtype: torch.dtype) -> Watch:
     return seen
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("make", [Own, Towers, Bare, WideBelow])
+@diagonal(3, make=[Own, Towers, Bare, WideBelow], dtype=HALVES)
 def test_a_loop_whose_layers_return_fp32_is_held_to_the_format_that_it_computes_in(make, dtype):
     seen = watched(make, dtype)
     assert (seen.defects, seen.not_examined) == ([], [])

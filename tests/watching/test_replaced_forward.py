@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from support.marks import slow_after
 from torch import nn
 from torch.nn import functional as F
 
@@ -63,7 +64,7 @@ def train(dtype, watch, plant=lambda model: None):
     return seen, model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", slow_after(1, [torch.float32, torch.bfloat16]))
 def test_the_modules_that_a_replaced_forward_calls_are_seen(dtype):
     seen, watched = train(dtype, mpcompare.watch)
     assert (seen.defects, seen.not_examined) == ([], [])

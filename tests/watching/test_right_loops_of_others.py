@@ -570,9 +570,9 @@ class Sharp(Trained):
         loss.backward()
 
 
-QUICK = [Annealed, AuxiliaryLoss, Features, ClippedByHooks, LastLayerCleared, DecayedByHand, NearACopy, Discriminated,
-         NoisyForBackward, LossOfEach, KeysIn16Bits, Grown]  # fmt: skip
-LOOPS = [Unfrozen, KeptOutside, HookOnAnOutput, SetByHand, LoggedBefore, FastTeacher, PseudoLabels, WrittenInForward,
+QUICK = [AuxiliaryLoss, ClippedByHooks, KeysIn16Bits, Grown]
+LOOPS = [Annealed, Features, LastLayerCleared, DecayedByHand, NearACopy, Discriminated, NoisyForBackward, LossOfEach,
+         Unfrozen, KeptOutside, HookOnAnOutput, SetByHand, LoggedBefore, FastTeacher, PseudoLabels, WrittenInForward,
          Attacked, AttackedLossOfEach, Temperature, MomentumByHand, WithoutNaN, Sharp, LastLayerAlone, PenaltyOfSlopes,
          FastWeights, SlopeOfEach, Amplified, Quantized, Balanced, CompiledLoss]  # fmt: skip
 
@@ -662,7 +662,7 @@ class Compensated(torch.optim.Optimizer):
                 left.add_(before.sub_(p))
 
 
-@pytest.mark.parametrize("kind", [Trusted, SGDW, Compensated, torch.optim.Adafactor])
+@pytest.mark.parametrize("kind", slow_after(2, [Compensated, torch.optim.Adafactor, Trusted, SGDW]))
 def test_an_optimizer_of_another_rule_is_not_held_to_that_of_sgd(kind):
     class Own(Trained):
         def make(self):

@@ -177,7 +177,7 @@ class Potential(Training):
 LOOPS = [Critic, Discriminator, Equation, Learner, FirstOrder, OfParameters, Potential]
 
 
-@diagonal(kind=LOOPS, dtype=[torch.float32, torch.bfloat16])
+@diagonal(3, kind=LOOPS, dtype=[torch.float32, torch.bfloat16])
 def test_gradients_of_gradients_are_seen(kind, dtype):
     watched, plain = kind(dtype), kind(dtype)
     seen = watched.watched()
@@ -193,7 +193,7 @@ def halve(gradients, _):
     gradients[0].grad_fn.register_prehook(lambda grads: tuple(None if g is None else g / 2 for g in grads))
 
 
-@pytest.mark.parametrize("kind", slow_after(3, [Critic, Discriminator, Equation, Learner, OfParameters, Potential]))
+@pytest.mark.parametrize("kind", slow_after(1, [Critic, Discriminator, Equation, Learner, OfParameters, Potential]))
 def test_a_wrong_gradient_of_a_gradient_is_found(kind):
     assert kind(torch.float32, halve).watched().defects
 

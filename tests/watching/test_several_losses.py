@@ -85,7 +85,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("dtype", slow_after(1, [torch.bfloat16, torch.float16]))
-@pytest.mark.parametrize("case", slow_after(2, CASES))
+@pytest.mark.parametrize("case", slow_after(1, CASES))
 def test_each_pass_is_examined(case, dtype):
     torch.manual_seed(0)
     make, losses, micro_batches = CASES[case]

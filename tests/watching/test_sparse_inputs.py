@@ -1,7 +1,7 @@
 """A network that is given a sparse tensor, such as the edges of a graph."""
 
-import pytest
 import torch
+from support.marks import diagonal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,8 +29,7 @@ class Graph(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@diagonal(layout=[torch.sparse_coo, torch.sparse_csr], dtype=[torch.float32, torch.bfloat16])
 def test_a_sparse_input_is_an_operand(layout, dtype):
     torch.manual_seed(0)
     model = Graph()

@@ -33,7 +33,9 @@ def watched(net, **autocast):
     return seen
 
 
-@pytest.mark.parametrize(("net", "layer"), [(small_network, "2"), pytest.param(Recurrent, "rnn", marks=BF16_LSTM)])
+@pytest.mark.parametrize(
+    ("net", "layer"), [(small_network, "2"), pytest.param(Recurrent, "rnn", marks=[BF16_LSTM, pytest.mark.slow])]
+)
 def test_casts_that_autocast_keeps_are_stale_weights(net, layer):
     (defect,) = watched(net()).defects
     assert (defect.cause, defect.place) == ("stale weights", layer)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.marks import diagonal
 from support.watched_loops import Loop
 from torch import nn
 from torch.nn import functional as F
@@ -51,7 +52,9 @@ def test_clipping_between_two_losses_may_be_meant():
     assert "the loop clips the gradients between its backward passes" in seen.not_examined[0]
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, 0.01), (0.01, 0.001), (None, float("inf"))])
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, 0.01), (0.01, 0.001), pytest.param(None, float("inf"), marks=pytest.mark.slow)]
+)
 def test_clipping_after_the_step(before, after):
     """A loop that clipped before the step, or that only asks for the norm, is right."""
     loop = replace(TINY, clip=before, after_step=lambda model: nn.utils.clip_grad_norm_(model.parameters(), after))
@@ -82,8 +85,7 @@ def test_noise_and_a_clip_of_gradients_that_are_still_scaled():
     )
 
 
-@pytest.mark.parametrize("by", ["norm", "value"])
-@pytest.mark.parametrize("meant", [True, False])
+@diagonal(meant=[True, False], by=["norm", "value"])
 def test_gradients_that_are_clipped_while_they_are_scaled(by, meant):
     """A user may multiply the norm by the scale on purpose. The product has more digits than a written number."""
 

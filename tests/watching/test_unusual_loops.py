@@ -274,7 +274,7 @@ def goes_on(optimizer, loss, none):
     return 1
 
 
-@diagonal(then=[begins_anew, goes_back_again, goes_on], none=[True, False])
+@diagonal(2, then=[begins_anew, goes_back_again, goes_on], none=[True, False])
 def test_a_backward_that_stops_with_an_error(monkeypatch, then, none):
     monkeypatch.setattr(RunsOutOfMemory, "count", 0)
     torch.manual_seed(0)

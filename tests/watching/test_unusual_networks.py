@@ -200,9 +200,6 @@ def images(layer):
     )
 
 
-QUICK = [OwnStatistics, Routed, OfObjects, Batched]
-
-
 class Quantized(nn.Linear):
     """Rounds its weight to steps that are coarser than 16 bits. Autocast casts the rounded weight."""
 
@@ -212,8 +209,8 @@ class Quantized(nn.Linear):
 
 @pytest.mark.parametrize(
     "make",
-    slow_after(len(QUICK) + 1, [
-        *QUICK, lambda: Quantized(WIDTH, WIDTH), UnitRows, Layerdrop, Mixed,
+    slow_after(3, [
+        OwnStatistics, Routed, OfObjects, Batched, lambda: Quantized(WIDTH, WIDTH), UnitRows, Layerdrop, Mixed,
         lambda: nn.Sequential(CastBack(WIDTH), nn.GELU(), CastBack(WIDTH)),
         lambda: images(Depthwise()),
         lambda: images(Scaled(WIDTH, WIDTH, 7, padding=3, groups=WIDTH)),
@@ -273,7 +270,7 @@ def test_a_subclass_that_computes_as_torch_is_torchs():
     assert not is_torchs(OwnStatistics())
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", slow_after(1, [0.1, 0.0]))
 def test_an_attention_is_seen_with_dropout_as_without(dropout):
     """A kernel that draws a mask is no measure: its next mask differs."""
 
@@ -397,7 +394,7 @@ class InputsFirst(nn.Module):
         return x @ self.weight
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_after(1, range(4)))
 def test_a_sum_over_the_rows_of_a_weight_may_be_as_long_as_they_are_many(seed):
     def batch():
         return torch.randn(8, 4096), torch.randint(3, (8,))
@@ -437,7 +434,7 @@ class NormOfItsOwn(nn.Module):
         return F.layer_norm(x, self.weight.shape, self.weight)
 
 
-@pytest.mark.parametrize("norm", [NormOfItsOwn, lambda width: nn.LayerNorm(width, bias=False)])
+@pytest.mark.parametrize("norm", slow_after(1, [NormOfItsOwn, lambda width: nn.LayerNorm(width, bias=False)]))
 def test_torchs_kernel_of_a_norm_is_the_measure_in_anybodys_layer(norm):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, WIDTH), norm(WIDTH), nn.GELU(), nn.Linear(WIDTH, 3)).bfloat16()
@@ -463,14 +460,14 @@ class Pools(nn.Module):
 
 
 WINDOWS = {
+    "folded": lambda x: F.fold(F.unfold(x, 5, padding=2), x.shape[-2:], 5, padding=2) / 25,
     "average less the input": lambda x: F.avg_pool2d(x, 7, 1, 3) - x,
     "pyramid of maxima": lambda x: sum(F.max_pool2d(x, size, 1, size // 2) for size in (5, 9, 13)),
-    "folded": lambda x: F.fold(F.unfold(x, 5, padding=2), x.shape[-2:], 5, padding=2) / 25,
 }
 
 
 @pytest.mark.parametrize("factor", [1, 1.1])
-@diagonal(name=list(WINDOWS), dtype=[torch.bfloat16, torch.float16])
+@diagonal(1, name=list(WINDOWS), dtype=[torch.float16, torch.bfloat16])
 def test_windows_that_overlap_are_added_up_as_torch_adds_them(name, dtype, factor):
     def make():
         model = Pools(WINDOWS[name])

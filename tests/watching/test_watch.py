@@ -11,7 +11,7 @@ from itertools import count, cycle
 
 import pytest
 import torch
-from support.marks import CUDA
+from support.marks import CUDA, slow_after
 from support.watched_loops import Loop, small_network, spoil
 from torch import nn
 from torch.nn import functional as F
@@ -112,7 +112,7 @@ def a_gradient_of_90_percent():
     return model
 
 
-@pytest.mark.parametrize("more", [0.0, math.inf])
+@pytest.mark.parametrize("more", slow_after(1, [0.0, math.inf]))
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_wrong_gradient_is_named_by_its_layer(device, more):
     loop = replace(TINY, device=device, loss=lambda y, target: F.cross_entropy(y, target) + more)
@@ -780,7 +780,7 @@ def made(make, *shape):
 @pytest.mark.parametrize(
     ("make", "width"),
     [
-        (made(convolutional, 256), 256),
+        pytest.param(made(convolutional, 256), 256, marks=pytest.mark.slow),
         (Masked, 4),
     ],
 )
@@ -876,7 +876,7 @@ def test_a_compiled_network_is_said_not_to_be_seen():
     assert calls == [2]
 
 
-@pytest.mark.parametrize("kind", ["whole", "in place", "block"])
+@pytest.mark.parametrize("kind", slow_after(1, ["block", "whole", "in place"]))
 def test_a_compiled_network_is_seen_where_it_runs_without_the_compiler(kind):
     seen, calls = trained_with(Compiler(), kind, partial(mpcompare.watch, steps=1, after=1, eager=True), 4)
     assert (seen.defects, seen.not_examined) == ([], ["compiled code: the updates ran without a compiler"])

@@ -110,7 +110,7 @@ def loop(name: str, dtype: torch.dtype) -> Loop:
     return replace(LOOP, make=make, dtype=dtype)
 
 
-@diagonal(name=sorted(NETWORKS.keys() - {"wrong"}), dtype=[torch.float32, torch.bfloat16, torch.float16])
+@diagonal(3, name=sorted(NETWORKS.keys() - {"wrong"}), dtype=[torch.float32, torch.bfloat16, torch.float16])
 def test_an_output_that_is_written_into_is_seen(name, dtype):
     watched, plain = loop(name, dtype), loop(name, dtype)
     seen = watched.run(mpcompare.watch)
@@ -180,7 +180,7 @@ def watched_features(network, dtype, seed):
     return made.run(mpcompare.watch)
 
 
-@diagonal(network=[Residual, OfView], dtype=[torch.float32, torch.bfloat16, torch.float16])
+@diagonal(2, network=[Residual, OfView], dtype=[torch.float32, torch.bfloat16, torch.float16])
 def test_a_loss_of_features_that_are_written_in_place_is_seen(dtype, network):
     seen = watched_features(network, dtype, seed=1)
     assert (seen.defects, seen.not_examined) == ([], [])

@@ -39,12 +39,17 @@ def labels(*comparisons):
     ("columns", "panel"),
     [
         ({"lr": [0.1, 0.2, 0.3, 0.4]}, "learning rate"),
-        ({"loss_scale": 8.0}, "loss scale"),
         ({"grad_norm": [1.0, 2.0, math.inf, math.nan]}, "norm of the gradients"),
-        ({"grad_zero": [math.nan, 0.5, math.nan, 0.25]}, "gradients that are 0 in %"),
-        ({"grad_subnormal": [math.nan, 0.5, math.nan, 0.0]}, "gradients that are subnormal in %"),
-        ({"grad_nonfinite": [math.nan, 0.0, math.nan, 1e-7]}, "gradients that are inf or NaN in %"),
-        ({"lost_updates": [math.nan, 1.0, math.nan, 1.0]}, "updates that are lost in %"),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in [
+                ({"loss_scale": 8.0}, "loss scale"),
+                ({"grad_zero": [math.nan, 0.5, math.nan, 0.25]}, "gradients that are 0 in %"),
+                ({"grad_subnormal": [math.nan, 0.5, math.nan, 0.0]}, "gradients that are subnormal in %"),
+                ({"grad_nonfinite": [math.nan, 0.0, math.nan, 1e-7]}, "gradients that are inf or NaN in %"),
+                ({"lost_updates": [math.nan, 1.0, math.nan, 1.0]}, "updates that are lost in %"),
+            ]
+        ),
     ],
 )
 def test_a_panel_is_drawn_for_what_any_run_has(tmp_path, columns, panel):

@@ -172,7 +172,7 @@ def test_a_large_network_has_a_row_for_each_tensor_where_a_page_holds_them(runs)
     ("pattern", "rows"),
     [
         ("blocks.{}.weight", ["blocks.0..198.weight (100)", "blocks.1..199.weight (100)"]),
-        ("conv{}.weight", ["conv0..198.weight (100)", "conv1..199.weight (100)"]),
+        pytest.param("conv{}.weight", ["conv0..198.weight (100)", "conv1..199.weight (100)"], marks=pytest.mark.slow),
         ("{0:08b}", ["Linear weight (100)", "Conv2d weight (100)"]),
     ],
 )

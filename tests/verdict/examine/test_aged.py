@@ -20,7 +20,7 @@ def found(name, task, precision):
     return examined(name, BACKENDS[name], task, DATA, precision, steps=3).findings
 
 
-@pytest.mark.parametrize("name", slow_after(2, ["amp", "scratch", "fused", "master_weights"]))
+@pytest.mark.parametrize("name", slow_after(1, ["amp", "scratch", "fused", "master_weights"]))
 @pytest.mark.parametrize("optimizer", slow_after(1, [TASK.optimizer, *ADAMS]), ids=repr)
 def test_the_loss_scale_grows_and_gradients_and_the_update_are_right(name, optimizer):
     findings = found(name, replace(TASK, optimizer=optimizer), "fp16")

@@ -83,7 +83,7 @@ def failed(net, precision, make):
     return [check.because for check in layer_checks(Case(run, amp)) if not check.passed]
 
 
-@diagonal(net=[Codes, Finite, Masked, Routed], precision=["bf16", "fp16"])
+@diagonal(2, net=[Codes, Finite, Masked, Routed], precision=["bf16", "fp16"])
 def test_choices_by_numbers_of_as_many_digits_are_right(net, precision):
     assert failed(net, precision, BACKENDS["master_weights"]) == []
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.backends import BACKENDS
 from support.foreign import Network, ids, images
-from support.marks import BF16_LSTM
+from support.marks import BF16_LSTM, diagonal, slow_after
 from support.mutations import layers_of, subject_of
 from torch import nn
 from torch.func import functional_call
@@ -253,11 +253,12 @@ def marks_of(network, precision="bf16"):
 
 
 def cases():
-    """Yields each network in each precision. All networks but one are quick in bf16. The first network is quick in
-    fp32, too."""
+    """Yields each network in each precision. Most networks are quick in bf16. The first network is quick in fp32,
+    too."""
+    slow = ("recomputed, reentrant", "shared", "lstm", "gpt")
     for network in NETWORKS:
         for precision in (*network.precisions, "fp32"):
-            quick = network.name != "shared" if precision == "bf16" else (network, precision) == (NETWORKS[0], "fp32")
+            quick = network.name not in slow if precision == "bf16" else (network, precision) == (NETWORKS[0], "fp32")
             marks = [*marks_of(network, precision), *([] if quick else [pytest.mark.slow])]
             yield pytest.param(network, precision, id=f"{network.name} {precision}", marks=marks)
 
@@ -350,8 +351,7 @@ def test_a_right_step_is_within_its_roundings_everywhere(network, precision):
     assert seen.enough, seen
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("hook", OWN_HOOKS)
+@diagonal(3, hook=list(OWN_HOOKS), precision=["bf16", "fp32"])
 def test_a_layer_with_hooks_is_within_its_roundings(hook, precision):
     network = Network(hook, "here", lambda: Hooked(OWN_HOOKS[hook]), gray, BOTH)
     run = layers_of(subject_of(network, precision, backend_of(precision)), "run")
@@ -533,7 +533,7 @@ def test_no_gradients_are_lost_behind_layers_that_detach():
     assert "norm" in failed[0].because
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", slow_after(1, [False, True]))
 def test_work_between_layers_that_is_computed_again_is_rounded_as_it_was(reentrant, monkeypatch):
     """Else a layer would be called with other numbers the second time, and its roundings would be taken for 0."""
     monkeypatch.setattr(KnownLayers, "keep", lambda *_: None)  # the layers of a checkpoint are computed again

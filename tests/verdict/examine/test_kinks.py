@@ -21,6 +21,9 @@ from mpcompare.verdict.judge.layers import checks as layer_checks
 # Each is linear between its kinks, and given images [batch, 8, 14, 14].
 FUNCTIONS = {
     "relu": torch.relu,
+    "maximum": lambda x: torch.maximum(x, 0.3 * x.flip(1)),
+    "largest": lambda x: x.amax((2, 3), keepdim=True).expand_as(x),
+    "rounded straight through": lambda x: x + ((8 * x).round() / 8 - x).detach(),
     "relu in place": torch.relu_,
     "leaky relu": lambda x: F.leaky_relu(x, 0.1),
     "relu6": F.relu6,
@@ -30,14 +33,11 @@ FUNCTIONS = {
     "prelu": lambda x: F.prelu(x, torch.full((8,), 0.1, dtype=x.dtype)),
     "clamp": lambda x: x.clamp(-0.2, 0.2),
     "abs": abs,
-    "maximum": lambda x: torch.maximum(x, 0.3 * x.flip(1)),
     "max of two": lambda x: torch.max(x, 0.3 * x.flip(1)),
-    "largest": lambda x: x.amax((2, 3), keepdim=True).expand_as(x),
     "pooled": lambda x: F.max_pool2d(x, 2),
     "pooled in rows": lambda x: F.max_pool1d(x.flatten(2), 4).unsqueeze(2),
     "largest so far": lambda x: x.flatten(2).cummax(-1)[0].view(x.shape),
     "pooled to a size": lambda x: F.adaptive_max_pool2d(x, 3),
-    "rounded straight through": lambda x: x + ((8 * x).round() / 8 - x).detach(),
     "signs straight through": lambda x: x + (x.sign() - x).detach(),
 }
 
@@ -128,12 +128,13 @@ def nearest(make, precision):
     return max(c.value / c.limit for c in checks if c.limit and not c.name.startswith("zeros"))
 
 
-@diagonal(name=list(FUNCTIONS), precision=["bf16", "fp16"])
+@diagonal(4, name=list(FUNCTIONS), precision=["bf16", "fp16"])
 def test_roundings_at_a_kink_are_no_errors(name, precision):
     assert nearest(lambda: Summed(FUNCTIONS[name]), precision) < 0.7
 
 
 @diagonal(
+    3,
     make=[
         lambda: Repeated(FUNCTIONS["clamp"]),
         lambda: OfALayer(None),
@@ -157,7 +158,7 @@ WRONG = {
 }
 
 
-@diagonal(name=list(WRONG), network=[Summed, WithinALayer])
+@diagonal(3, name=list(WRONG), network=[Summed, WithinALayer])
 def test_a_wrong_function_is_found(name, network):
     # The check that fails may be near its limit: the sums of three layers have few digits in bf16.
     assert nearest(lambda: network(WRONG[name]), "bf16") > 1

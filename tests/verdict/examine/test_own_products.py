@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.backends import BACKENDS
 from support.foreign import Network, images
-from support.marks import diagonal
+from support.marks import diagonal, slow_after
 from support.mutations import layers_of, subject_of
 from torch import nn
 from torch.nn import functional as F
@@ -65,7 +65,7 @@ class Routed(nn.Module):
         return self.own(self.first(x.flatten(1)).relu())
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("wide", slow_after(1, [False, True]))
 @diagonal(1, own=[Cancelling, Between, Several], precision=["bf16", "fp16"])
 def test_operands_of_products_are_rounded_as_the_step_did(own, precision, wide):
     network = Network("routed", "torch", lambda: Routed(wide, own), lambda samples: images(28, 1, samples))

@@ -54,7 +54,11 @@ class MaskLeftOut(Scratch):
 
 
 @pytest.mark.parametrize(
-    ("backend", "named"), [(BiasLeftOut, "the output of layer2"), (MaskLeftOut, "the gradient that arrives at layer1")]
+    ("backend", "named"),
+    [
+        (BiasLeftOut, "the output of layer2"),
+        pytest.param(MaskLeftOut, "the gradient that arrives at layer1", marks=pytest.mark.slow),
+    ],
 )
 def test_a_wrong_operand_is_named(backend, named, amp):
     run = examined("wrong", backend, TASK, dataset_of(TASK), "bf16", steps=4)

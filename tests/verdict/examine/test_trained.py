@@ -28,7 +28,7 @@ def worst(trained):
     return max([e.excess for e in trained.drive.updates[0].values()] + of_moments)
 
 
-@diagonal(name=["amp", "scratch", "fused", "master_weights", "fp32"], optimizer=OPTIMIZERS)
+@diagonal(3, name=["amp", "scratch", "fused", "master_weights", "fp32"], optimizer=OPTIMIZERS)
 def test_a_right_update_and_what_it_leaves_are_within_fp32_roundings(name, optimizer):
     trained = found(name, replace(TASK, optimizer=optimizer, clip_norm=0.05), "fp32" if name == "fp32" else "bf16")
     kinds = set(optimizer.initial_state(torch.zeros(()))) - {"step"}

@@ -127,7 +127,9 @@ class UpdatesTwice(Bf16Weights):
 @pytest.mark.parametrize(
     ("backend", "promises", "precision", "said"),
     [
-        (Bf16Weights, Bf16Weights.promises, "bf16", "no master weights, moments in bf16"),
+        pytest.param(
+            Bf16Weights, Bf16Weights.promises, "bf16", "no master weights, moments in bf16", marks=pytest.mark.slow
+        ),
         pytest.param(Bf16States, Promises(moments="bf16"), "fp16", "moments in bf16", marks=pytest.mark.slow),
         (
             OwnLossScale,
@@ -186,7 +188,7 @@ def test_with_a_loss_scale_everybody_skips_and_nothing_shows_the_promise():
         (Bf16Weights, "bf16", "no master weights"),
         pytest.param(Bf16States, "bf16", "moments", marks=pytest.mark.slow),
         pytest.param(OwnLossScale, "fp16", "loss scale", marks=pytest.mark.slow),
-        (ClipsInTheStep, "bf16", "clip"),
+        pytest.param(ClipsInTheStep, "bf16", "clip", marks=pytest.mark.slow),
     ],
 )
 def test_the_same_differences_are_named_where_they_are_not_declared(backend, precision, cause):

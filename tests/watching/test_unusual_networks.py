@@ -502,3 +502,23 @@ def test_equal_terms_are_summed_in_fp32_as_torch_sums_them(factor):
 
     seen = replace(LOOP, make=make, dtype=torch.float32).run(mpcompare.watch)
     assert {defect.place for defect in seen.defects} == ({"given.weight"} if factor > 1 else set())
+
+
+class NormOfSingleNumbers(nn.Module):
+    """Of a number less itself nothing is left but the bias, and what torch's kernel rounds."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, WIDTH), nn.LayerNorm(1), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(y + self.norm(y.unsqueeze(-1)).squeeze(-1))
+
+
+def test_a_norm_of_single_numbers_is_as_far_off_as_torchs():
+    seen = replace(LOOP, make=NormOfSingleNumbers).run(mpcompare.watch, steps=1)
+    place = seen.replays[0].layers.places["output norm"]
+    assert (place.norm, place.terms) == (0, 0)
+    assert place.error > 0
+    assert seen.verdict == "no defect"

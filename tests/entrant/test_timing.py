@@ -166,9 +166,9 @@ def test_the_clock_of_a_cpu_is_the_wall_clock():
 
     class Sleeper(Phases):
         def forward(self, *_):
-            time.sleep(0.003)
+            time.sleep(0.05)
             return 0.0
 
     clock.now = 0.0
     found = time_phases(stepper(Sleeper(clock)), BATCHES, 2, clock, TASK)
-    assert found.phase_ms["forward"] >= 3 > found.phase_ms["step"]
+    assert found.phase_ms["forward"] >= 50 > found.phase_ms["step"]

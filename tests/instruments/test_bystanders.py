@@ -75,18 +75,19 @@ def test_the_load_of_the_machine_is_seen():
 
 
 def test_what_a_process_computes_between_its_turns_is_seen():
+    """The bounds are the process's own clock: what a look itself costs is no constant on a busy machine."""
     rest = Rest()
-    time.sleep(0.2)
-    waited = rest.stop()
-    assert waited["cores_between_turns"] < 0.02
-    assert 0 <= waited["cpu_s_between_turns"] < 0.004
-    rest.start()
-    end = time.process_time() + 0.1
-    while time.process_time() < end:
-        pass
-    computed = rest.stop()
-    assert computed["cores_between_turns"] > 0.1  # less than 1 where others compute too
-    assert 0.1 <= computed["cpu_s_between_turns"] < 0.2
+    for computes_s in (0.0, 0.1):
+        before = time.process_time()
+        rest.start()
+        time.sleep(0.2)
+        end = time.process_time() + computes_s
+        while time.process_time() < end:
+            pass
+        seen = rest.stop()
+        assert computes_s <= seen["cpu_s_between_turns"] <= time.process_time() - before
+        assert seen["s_between_turns"] >= 0.2 + computes_s
+        assert seen["cores_between_turns"] == seen["cpu_s_between_turns"] / seen["s_between_turns"]
 
 
 @pytest.mark.parametrize("ends", [True, False])

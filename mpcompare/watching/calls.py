@@ -19,11 +19,12 @@ from mpcompare.verdict.examine.forced.random_numbers import Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Record, is_real
 from mpcompare.verdict.examine.forced.recorder import Recorder, autocast_dtype
 from mpcompare.verdict.examine.numerics import sum_of_bits
+from mpcompare.verdict.examine.unseen import Unseen
 from mpcompare.watching.events import Called, Event, Inner, Op, Other, Own, Root, Slot, is_open, needed, of_the_network
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.modules_then import attribute_of, attributes_of, hooks_of
 from mpcompare.watching.reasons import Reasons
-from mpcompare.watching.spool import Spool, unseen
+from mpcompare.watching.spool import Spool
 from mpcompare.watching.tape import Tape
 
 
@@ -75,7 +76,7 @@ class Calls:
             name: p if name not in others or others[name].slot.is_leaf else self.params[name]
             for name, p in params.items()
         }
-        with unseen():
+        with torch.no_grad(), Unseen():
             sums = {name: sum_of_bits(p) for name, p in own.items()}
         moved = self.weights is not None and self._latest != sums
         if self.weights is None or moved:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.verdict.examine.numerics import in_part, numbers, same_bits, total_norm
-from mpcompare.watching.spool import Spool, unseen
+from mpcompare.verdict.examine.unseen import Unseen
+from mpcompare.watching.spool import Spool
 from mpcompare.watching.steps import LeftGradient
 
 
@@ -53,7 +54,7 @@ class Left:
         left = {name: g for name, g in self.grads.items() if name not in self.kept}
         if any(g._version != self._versions[name] for name, g in left.items()):
             self.hide("something changes the gradients that nobody sees, such as a compiled function")
-        with unseen():
+        with torch.no_grad(), Unseen():
             self.kept |= {name: self._copy(name, g) for name, g in left.items()}
 
     def _copy(self, name: str, grad: Tensor) -> LeftGradient:

@@ -10,8 +10,7 @@ import copy
 import mmap
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import IO, Any, TypeVar
 
@@ -26,13 +25,6 @@ from mpcompare.verdict.examine.unseen import Unseen
 SMALL = 1 << 16  # bytes of a tensor that is copied in memory
 PIECE = 1 << 26  # bytes by which the file grows
 T = TypeVar("T")
-
-
-@contextmanager
-def unseen() -> Iterator[None]:
-    """While it is entered, no mode sees what is computed. The modes of the watch take longer than the copies."""
-    with torch.no_grad(), Unseen():
-        yield
 
 
 def on_devices(value: Any, devices: Mapping[Tensor, torch.device], known: dict[int, tuple[Any, Any]]) -> Any:
@@ -75,7 +67,7 @@ class Spool:
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Returns a copy, row by row if it lies in the file; :meth:`back` brings it to the device of the tensor."""
-        with unseen():
+        with torch.no_grad(), Unseen():
             tensor = tensor.detach().resolve_conj().resolve_neg()
             if tensor.layout is not torch.strided or tensor.nbytes < SMALL:
                 return tensor.clone()
@@ -90,7 +82,7 @@ class Spool:
 
     def some(self, tensor: Tensor, times: float = 1.0) -> Tensor:
         """Returns a copy of some elements, multiplied by a number, in one row on the CPU."""
-        with unseen():
+        with torch.no_grad(), Unseen():
             row = spread(numbers(tensor)).cpu()
             row = row if times == 1 else row * times  # whole numbers stay so, such as what an optimizer keeps in 8 bits
             return row if row.nbytes < SMALL else self._write(row)

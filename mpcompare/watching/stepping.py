@@ -14,12 +14,12 @@ from mpcompare.tasks.groups import params_in
 from mpcompare.verdict.examine.forced.choices import in_backward
 from mpcompare.verdict.examine.numerics import numbers, total_norm
 from mpcompare.verdict.examine.seen import all_finite
+from mpcompare.verdict.examine.unseen import Unseen
 from mpcompare.watching import scalers
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.events import Root
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.scalers import ScaleChange
-from mpcompare.watching.spool import unseen
 from mpcompare.watching.steps import Taken
 from mpcompare.watching.sums import Sums
 from mpcompare.watching.tape import given
@@ -67,7 +67,7 @@ class Steps:
         if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a fused optimizer unscales by itself
             by, taken.unscaled = 1.0 / float(scale), True
         found = {n: p.grad for n, p in self._owned(name) if p.grad is not None}
-        with unseen():
+        with torch.no_grad(), Unseen():
             taken.given = {n: self.sums.spool.some(g, by) for n, g in found.items()}
             taken.finite = all_finite(found)
             if taken.asked is not None and found:

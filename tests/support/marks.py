@@ -23,6 +23,11 @@ def slow_after(few: int, values: Iterable[object]) -> list[object]:
     return [*given[:few], *(_slow(value) for value in given[few:])]
 
 
+def slow_rows(rows: Iterable[Sequence[object]]) -> list[ParameterSet]:
+    """Returns rows of parameters, a value of each parameter in a row, all of them marked as slow."""
+    return [pytest.param(*row, marks=pytest.mark.slow) for row in rows]
+
+
 def diagonal(few: int | None = None, /, **values: Sequence[object]) -> pytest.MarkDecorator:
     """Parametrizes a test with each combination of the values of parameters. A diagonal through all combinations has
     each value at least once. The other combinations are marked as slow, and so is all but a ``few`` of the diagonal."""

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from support.marks import slow_rows
 from support.tasks import make_task
 from torch import nn
 
@@ -109,9 +110,7 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("override", "message"), [*QUICK, *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW)]
-)
+@pytest.mark.parametrize(("override", "message"), [*QUICK, *slow_rows(SLOW)])
 def test_what_cannot_be_compared_is_one_line(cli, package, override, message):
     key = override.split("=")[0]
     ended = cli("backend=fp32", *(o for o in SMALL if o.split("=")[0] != key), override)

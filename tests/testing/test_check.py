@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from support.backends import BACKENDS
+from support.marks import slow_rows
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
@@ -331,9 +332,7 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("backend", "tasks", "sentence"), [*QUICK, *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW)]
-)
+@pytest.mark.parametrize(("backend", "tasks", "sentence"), [*QUICK, *slow_rows(SLOW)])
 def test_a_broken_requirement_is_a_line(backend, tasks, sentence, monkeypatch):
     if backend is not GoesOnInAThread:
         monkeypatch.setattr(continuing, "SOON_S", 0.01)

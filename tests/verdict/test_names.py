@@ -10,7 +10,7 @@ from planted.layers import RoundedWeights, variant
 from planted.recipe import OtherAdam, adam
 from planted.trained import LateAmp
 from support.judging import dataset_of, examined
-from support.marks import diagonal
+from support.marks import diagonal, slow_rows
 from support.tasks import make_task
 from torch import nn
 
@@ -203,7 +203,7 @@ SLOW = [
 
 @pytest.mark.parametrize(
     ("backend", "task", "precision", "cause", "words"),
-    [*QUICK, *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW)],
+    [*QUICK, *slow_rows(SLOW)],
 )
 def test_a_wrong_update_is_named_by_what_makes_it(backend, task, precision, cause, words):
     verdict = judged(backend, task, precision)

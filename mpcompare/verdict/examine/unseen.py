@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _len_torch_dispatch_
 
 
 class Unseen:
-    """While it is entered, no mode sees what is computed: no function, and no operator. Torch's own
-    ``_disable_current_modes`` hides operators alone, and takes longer than many an operator."""
+    """While it is entered, no mode sees what is computed: no function, and no operator. A mode of a watch may take
+    longer than the work itself. Torch's own ``_disable_current_modes`` hides operators alone, and is slow."""
 
     def __enter__(self) -> "Unseen":
         self._functions = torch._C.DisableTorchFunction()

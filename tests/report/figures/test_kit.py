@@ -2,15 +2,14 @@
 
 import matplotlib.image
 import pytest
+from support.marks import slow_rows
 from support.records import write_run
 
 from mpcompare.report.report import report
 
 
 @pytest.mark.usefixtures("undrawn")  # the page draws no figures
-@pytest.mark.parametrize(
-    ("n", "shape"), [(1, (1, 1)), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(4, (2, 2)), (7, (3, 3))])]
-)
+@pytest.mark.parametrize(("n", "shape"), [(1, (1, 1)), *slow_rows([(4, (2, 2)), (7, (3, 3))])])
 def test_figures_are_at_most_three_comparisons_wide(tmp_path, n, shape):
     for i in range(n):
         write_run(tmp_path / f"{i}-amp", "amp", sweep="s", batch_size=8 * (i + 1))

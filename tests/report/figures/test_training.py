@@ -4,6 +4,7 @@ import math
 
 import pandas as pd
 import pytest
+from support.marks import slow_rows
 from support.records import result_of
 
 from mpcompare.records import MONITORED
@@ -40,9 +41,8 @@ def labels(*comparisons):
     [
         ({"lr": [0.1, 0.2, 0.3, 0.4]}, "learning rate"),
         ({"grad_norm": [1.0, 2.0, math.inf, math.nan]}, "norm of the gradients"),
-        *(
-            pytest.param(*row, marks=pytest.mark.slow)
-            for row in [
+        *slow_rows(
+            [
                 ({"loss_scale": 8.0}, "loss scale"),
                 ({"grad_zero": [math.nan, 0.5, math.nan, 0.25]}, "gradients that are 0 in %"),
                 ({"grad_subnormal": [math.nan, 0.5, math.nan, 0.0]}, "gradients that are subnormal in %"),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.judging import compared_with_amp
+from support.marks import slow_rows
 from torch import nn
 
 from mpcompare.backends.amp import Amp
@@ -146,7 +147,7 @@ IN_PARTS = [
     [
         (Wide, SumOfMeans, "differs", "gradient scaled"),
         pytest.param(Normed, MeanOfHalves, "same", "", marks=pytest.mark.slow),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in IN_PARTS),
+        *slow_rows(IN_PARTS),
     ],
 )
 def test_a_batch_in_parts_has_the_loss_of_the_batch(network, backend, word, cause):

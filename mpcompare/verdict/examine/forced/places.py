@@ -123,12 +123,12 @@ class Place:
         # Gradients are summed before they are stored. Numbers that an operator selected, or that no operand of 16 bits
         # moves, are rounded as they are stored. In fp32 the replay moves such numbers a little, too.
         rounded = size > roundings.u / 16 * self._size
-        stored = self.kind in ("gradient", "parameter") or roundings.constant or not rounded
-        if self.dtype in HALF and stored:
+        stored = self.dtype in HALF and (self.kind in ("gradient", "parameter") or roundings.constant or not rounded)
+        if stored:
             some = roundings.round_(some)
             moved = some.double() - right
         lost = some == 0
-        if self.dtype in HALF and stored and self.kind == "parameter":  # the zeros of such gradients are judged
+        if stored and self.kind == "parameter":  # the zeros of such gradients are judged
             # Roundings of terms that cancel hide that the exact number is too small for the format.
             lost |= roundings.round_(right.clone()) == 0
         self._zeros += self._some.count(lost & self._present)

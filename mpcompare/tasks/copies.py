@@ -9,6 +9,7 @@ from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 from unittest import mock
 
+import torch
 from torch import Tensor, nn
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -34,7 +35,9 @@ _COPY_OF_TENSOR = Tensor.__deepcopy__
 
 def _detached(value: Tensor, known: dict[int, Any]) -> Tensor:
     """Returns a copy of a tensor. Torch copies no results, such as the state that a layer left or the numbers of a
-    distribution: a copy has their numbers, and not their graph."""
+    distribution: a copy has their numbers, and not their graph. It copies no matrix of compressed rows, either."""
+    if not (value.layout is torch.strided or value.is_sparse):
+        return value.detach().clone()
     return _COPY_OF_TENSOR(value, known) if value.is_leaf else value.detach()
 
 

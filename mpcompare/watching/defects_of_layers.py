@@ -100,6 +100,8 @@ def _micro_batches(look: Look, seen: Sum, name: str) -> int:
 
 def _without_gradient(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
     """Yields layers at whose outputs gradients arrive, and whose trained parameters get none."""
+    if any(root.of_some for root in seen.roots):
+        return
     for layer, calls in seen.record.calls.items():
         module = look.network.get_submodule(layer) if layer != OUTPUT else None
         if not isinstance(module, (*MULTIPLY, *STAY_IN_FP32)):  # layers of these classes use all their parameters
@@ -134,18 +136,27 @@ def _recomputed(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
                 yield Defect("running statistics", layer, because + "running statistics twice")
 
 
+def _in_training(look: Look) -> set[str]:
+    """Returns the names of the modules that were in training mode in some call, or are so if no call was seen."""
+    if first := [seen.first for seen in look.used() if seen.first is not None]:
+        return {name for each in first for name, its in each.attributes.items() if its.get("training")}
+    return {name for name, module in look.network.named_modules() if module.training}
+
+
 def of_formats(look: Look) -> Iterator[Defect]:
     """Yields norms and other trained layers that are kept in 16 bits where other weights are fp32."""
     trained = {n: p for n, p in look.params.items() if p.requires_grad}
     wide = [n for n, p in trained.items() if p.dtype.itemsize > 2]
     if not wide:
         return
+    trains = _in_training(look)
     for name, module in look.network.named_modules():
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         own = [(n, t) for n, t in tensors if f"{name}.{n}".lstrip(".") not in look.attached.masters]
         kept = [n for n, t in own if t.is_floating_point() and t.dtype.itemsize == 2]
         # A buffer may be a result of the network, which requires a gradient, too, and is not trained.
-        short = [n for n, t in own if n in kept and ((t.requires_grad and t.is_leaf) or n.startswith("running"))]
+        short = [n for n, t in own if n in kept and t.requires_grad and t.is_leaf]
+        short += [n for n in kept if n.startswith("running") and name in trains]
         if not short:
             continue
         kind = type(module).__name__

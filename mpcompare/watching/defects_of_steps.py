@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -39,8 +38,8 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
     if taken.sum is not None:
         buffers = taken.sum.buffers_after
         before = taken.sum.first.buffers if taken.sum.first else {}
-        was = {n: b for n, b in before.items() if bool(b.isfinite().all())}
-        bad = [n for n, b in buffers.items() if n in was and b.is_floating_point() and not bool(b.isfinite().all())]
+        was = {n: b for n, b in before.items() if _is_finite(b)}
+        bad = [n for n, b in buffers.items() if n in was and b.is_floating_point() and not _is_finite(b)]
         if bad:
             yield Defect("inf or NaN", bad[0], f"the buffers {listed(bad)} hold inf or NaN {where}")
     if taken.sum is not None and look.steps.scaler is not None:
@@ -63,6 +62,12 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
     if taken.sum is None or not taken.finite:
         return
     yield from _handed_on(number, taken)
+
+
+def _is_finite(buffer: Tensor) -> bool:
+    """Returns whether all numbers are finite. Those that a sparse tensor leaves out are 0."""
+    held = buffer if buffer.layout is torch.strided else buffer.to_sparse()._values()
+    return bool(held.isfinite().all())
 
 
 def _changes(taken: Taken) -> str:
@@ -124,7 +129,8 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
     elif found.scale != 1 and math.isclose(found.factor * found.scale, 1, rel_tol=SAME):
         because = f"the gradients are divided by the loss scale {taken.scale:g} twice {where}"
         yield Defect("gradient scaled", "", because)
-    if taken.unscaled and not taken.scaled and tail_known and taken.scale != 1:
+    cached = taken.scales_another and taken.sum is not None and taken.sum.has_weights  # gradients that are scaled
+    if taken.unscaled and not taken.scaled and tail_known and taken.scale != 1 and not cached:
         because = f"the gradients are divided by the loss scale {taken.scale:g} {where}, and the loss was not "
         yield Defect("gradient scaled", "", because + "multiplied by it")
     adds = found.rest if found.scale != 1 and _adds_before_unscaling(taken) else ()
@@ -243,8 +249,6 @@ def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:
         if again and same and step.given and _is_like(step, before):
             because = f"step {number} updates with the gradients of step {number - 1} once more: no backward came "
             yield Defect("update again", "", because + "between")
-    modes = [(number, step.sum.training) for number, step in enumerate(taken, start=1) if step.sum is not None]
-    for (_, trained), (number, trains) in pairwise(modes):
-        if trained and not trains:
+        if before.sum is not None and step.sum is not None and before.sum.training and not step.sum.training:
             because = f"the network is in evaluation mode from step {number} on, and was in training mode before"
             yield Defect("state", "", because)

@@ -174,6 +174,7 @@ class Root:
     on_inner: bool = False  # whether it depends on inner values of the network, and not on its outputs alone
     # the numbers of its backward passes: a reentrant checkpoint has a pass of its own
     passes: frozenset[int] = frozenset()
+    of_some: bool = False  # whether it was asked for the gradients of some tensors alone
     retains: bool = False  # whether another backward may come through the same graph
     # gives: the parameters whose gradients hold what it made; cleared: the ones that were cleared since, with others
     # left. Both are known when it has ended.

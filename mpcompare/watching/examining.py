@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from mpcompare.dtypes import dtype_name, torch_dtype
+from mpcompare.dtypes import HALF, dtype_name, torch_dtype
 from mpcompare.errors import first_line
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.task import Task
@@ -103,6 +103,7 @@ class Updates:
 def compared(look: Look, name: str, precision: str) -> Updates:
     """Returns all updates of an optimizer, compared with its rule."""
     optimizer, compute = look.attached.optimizers[name], torch_dtype(PRECISIONS[precision].storage)
+    short = compute if compute in HALF else torch.bfloat16  # weights of fp32 have more digits than this format
     taken = [step for step in look.taken if step.optimizer == name]
     steps: list[Step] = []
     errors: list[dict[str, UpdateError]] = []
@@ -126,7 +127,7 @@ def compared(look: Look, name: str, precision: str) -> Updates:
         for names in _groups(step):
             try:
                 rules = rules_of(optimizer, step.settings[names[0]], step.state[names[0]] or step.state_after[names[0]])
-                tried = [(rule, *_errors(rule, step, names, compute)) for rule in rules]
+                tried = [(rule, *_errors(rule, step, names, short)) for rule in rules]
             except Exception as error:  # whatever somebody's own optimizer does with one tensor
                 unknown.update(dict.fromkeys(names, f"their replay stopped with {first_line(error)}"))
                 continue
@@ -184,7 +185,7 @@ def _groups(step: Taken) -> list[list[str]]:
 
 
 def _errors(
-    rule: Rule, step: Taken, names: Sequence[str], compute: torch.dtype
+    rule: Rule, step: Taken, names: Sequence[str], short: torch.dtype
 ) -> tuple[dict[str, UpdateError], Moments]:
     """Returns how far the updates of some parameters are from a rule, and so are the moments after these updates."""
     found: dict[str, UpdateError] = {}
@@ -193,7 +194,7 @@ def _errors(
         dtype = step.dtypes[name]
         after = {kind: v for kind, v in step.state_after[name].items() if isinstance(v, Tensor) and v.dim()}
         replay = rule.replay(dtype, {dtype_name(v.dtype) for v in after.values()})
-        found |= update_errors(replay, update_of(step, [name]), compute, COARSE.get(dtype, 1.0))
+        found |= update_errors(replay, update_of(step, [name]), short, COARSE.get(dtype, 1.0))
         for kind, (value, magnitude) in replay.kept(name).items():
             if kind in after and step.state[name]:  # without a state before, the first update says nothing of the rule
                 error = (after[kind].double() - value).abs_()

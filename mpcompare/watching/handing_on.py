@@ -79,7 +79,8 @@ def handed_on(step: Taken) -> HandedOn:
         if not left <= 8 * UNIT_ROUNDOFF:
             rest[name] = left
         others = raw, (raw.double() * factors[name]).float()
-        if short_share(given) > SHORT and max(map(short_share, others)) < 0.5:
+        inner = (given > given.min()) & (given < given.max())  # clamped numbers have few digits, such as 0.5
+        if short_share(given[inner]) > SHORT and max(short_share(each[inner]) for each in others) < 0.5:
             short.append(name)
     factor = product / square if square else math.nan
     one = all(math.isclose(f, factor, rel_tol=SAME) for f in factors.values())

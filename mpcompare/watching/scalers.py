@@ -30,7 +30,7 @@ class ScaleChange:
     given: bool  # whether the loop gave the new scale itself
 
 
-# Is given a scaler, the name of a method, a call that it makes, and the arguments; returns what the call returns.
+# Is given a scaler, the name of a method, a call that it makes, and its first argument; returns what the call returns.
 Looker = Callable[[Any, str, Callable[[], Any], Any], Any]
 _lookers: list[Looker] = []
 _replaced = ExitStack()  # holds the replaced methods; it puts back the class's own
@@ -55,8 +55,10 @@ def _telling(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(scaler: Any, *args: Any, **kwargs: Any) -> Any:
         call: Callable[[], Any] = functools.partial(original, scaler, *args, **kwargs)
+        by_name = (kwargs[key] for key in ("outputs", "optimizer", "new_scale") if key in kwargs)
+        first = args[0] if args else next(by_name, None)
         for looker in _lookers if scaler.is_enabled() else ():
-            call = functools.partial(looker, scaler, name, call, args)
+            call = functools.partial(looker, scaler, name, call, first)
         return call()
 
     return method

@@ -36,6 +36,7 @@ class Steps:
         self.policy: LossScale | None = None  # the scaler's policy when the scaler was found; None: not one of ours
         self.scales: list[ScaleChange] = []  # the calls of the scaler's ``update``
         self.scaling = False  # whether the scaler multiplies a loss at the moment
+        self._multiplied = False  # whether it has multiplied one since its last ``update``
         self._unscaled: set[str] = set()  # the optimizers whose gradients the scaler has divided
         self._by_scaler = False  # whether the scaler calls ``step``
         self._generator = DeviceGenerator(next(iter(sums.params.values())).device)
@@ -44,7 +45,7 @@ class Steps:
     def before(self, name: str, args: Any, kwargs: Any) -> Any:
         """Looks at the gradients that an optimizer is given. If a closure makes them, it looks after the closure."""
         closure = given(args, kwargs, 1, "closure")
-        if closure is None:
+        if not callable(closure):  # somebody's own optimizer may be given another value
             self._given(name)
             return None
 
@@ -53,8 +54,7 @@ class Steps:
             self.guard(self._closed, name)
             return result
 
-        others = {key: value for key, value in kwargs.items() if key != "closure"}
-        return (args[0], called, *args[2:]), others
+        return (args, {**kwargs, "closure": called}) if "closure" in kwargs else ((args[0], called, *args[2:]), kwargs)
 
     def _closed(self, name: str) -> None:
         if self.step is None:
@@ -95,6 +95,7 @@ class Steps:
             state={n: self._state(optimizer, p) for n, p in owned},
             scale=scale,
             scaled=by_hand or (total is not None and total.scaled),
+            scales_another=self._multiplied,
             unscaled=name in self._unscaled,
             order=list(self.sums.order),
             asked=self.sums.asked,
@@ -123,7 +124,7 @@ class Steps:
         optimizer, owned = self.attached.optimizers[taken.optimizer], self._owned(taken.optimizer)
         taken.after = {n: self.sums.spool.some(p) for n, p in owned}
         taken.state_after = {n: self._state(optimizer, p) for n, p in owned}
-        self.sums.stepped(taken.skipped)
+        self.sums.stepped(taken.after, taken.skipped)
         self.taken.append(taken)
         self._done()
 
@@ -141,10 +142,10 @@ class Steps:
 
     # The scaler
 
-    def of_scaler(self, scaler: Any, method: str, call: Callable[[], Any], args: Any) -> Any:
+    def of_scaler(self, scaler: Any, method: str, call: Callable[[], Any], first: Any) -> Any:
         """Is told of each call of a scaler: see ``Looker`` in scalers.py."""
         was = self.scaling, self._by_scaler
-        end = self.guard(self._called, scaler, method, args)
+        end = self.guard(self._called, scaler, method, first)
         try:
             result = call()
         finally:
@@ -153,18 +154,18 @@ class Steps:
             self.guard(end)
         return result
 
-    def _called(self, scaler: Any, method: str, args: Any) -> Callable[[], None] | None:
+    def _called(self, scaler: Any, method: str, first: Any) -> Callable[[], None] | None:
         """Begins a call of a scaler, and returns what is to be done at its end."""
         if method == "update":
             if scaler is not self.scaler:
                 return None
             scale, inf = float(scaler.get_scale()), scalers.found_inf(scaler)
-            return partial(self._updated, scaler, scale, inf, bool(args) and args[0] is not None)
+            return partial(self._updated, scaler, scale, inf, first is not None)
         if method == "scale":
             self._found(scaler, self.scaler is None)
-            self.scaling = True
+            self.scaling = self._multiplied = True
             return None
-        if (name := self.attached.name_of(args[0] if args else None)) is None:
+        if (name := self.attached.name_of(first)) is None:
             return None
         self._found(scaler, self.scaler is not scaler)
         if method == "unscale_":
@@ -187,6 +188,7 @@ class Steps:
             self._finish(taken)
 
     def _updated(self, scaler: Any, scale: float, inf: bool, given: bool) -> None:
+        self._multiplied = False
         self.scales.append(ScaleChange(scale, float(scaler.get_scale()), inf, given))
 
 

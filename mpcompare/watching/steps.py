@@ -81,6 +81,13 @@ class Sum:
                     yield float(leaf), op
 
     @property
+    def has_weights(self) -> bool:
+        """Whether losses are weighted with several numbers, such as the gradients of another loss."""
+        given = any(g is not None for root in self.roots for g in root.gradients)
+        factors = (leaf for op in self.ops if op.name in PRODUCTS for leaf in op.leaves)
+        return given or any(isinstance(leaf, Tensor) and leaf.numel() > 1 for leaf in factors)
+
+    @property
     def scales(self) -> list[float]:
         """The loss scales by which a scaler multiplied the losses."""
         leaves = [leaf for op in self.ops if op.scaled and op.name == "mul" for leaf in op.leaves]
@@ -111,6 +118,7 @@ class Taken:
     scale: float = 1.0  # the loss scale; 1 without a scaler
     by_scaler: bool = False  # whether a scaler called the step
     scaled: bool = False  # whether the loss was multiplied by the scale
+    scales_another: bool = False  # whether the scaler multiplied some loss since its last ``update``
     unscaled: bool = False  # whether the gradients were divided by the scale
     skipped: bool = False  # whether the scaler left the step out
     order: list[tuple[str, str]] = field(default_factory=list)  # the parts of the step: what was done, and the line

@@ -6,7 +6,7 @@ and loops clear their gradients before, between and after.
 
 import math
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from traceback import walk_stack
 from typing import Any
 
@@ -52,6 +52,7 @@ class Sums:
         self._stale: list[str] = []  # the parameters whose gradients hold the gradients of the update before, too
         self._meant: set[str] = set()  # the stale ones that the loop changed since the step, as by a momentum by hand
         self._stepped: dict[str, int] = {}  # how often each gradient had been written to at the last step
+        self._updated: set[str] = set()  # the parameters whose gradients a step has used, and nobody has cleared
         self._read = False  # whether the loop has read gradients since the last backward, other than to clip them
         self._stopped = False  # whether the last backward has stopped with an error
         self._again = False  # whether the loop may differentiate the gradients of a backward again
@@ -76,6 +77,7 @@ class Sums:
         if root.on_inner and root.hidden:
             self.calls.hide(f"a loss depends on {root.hidden} within the network, which it does not return")
         if kwargs.get("inputs") is not None:
+            root.of_some = True
             self.calls.hide("a backward is asked for the gradients of some tensors alone")
         self._begin(root)
         return root
@@ -123,6 +125,7 @@ class Sums:
         waiting = {n for each in self.calls.roots() if self.used < self.backwards - 1 for n in each.gives}
         trained = [n for n, p in self.params.items() if n in owned and (p.requires_grad or n in waiting)]
         empty = {n for n in trained if not is_there(self.params[n].grad) and not self._is_left(n)}
+        self._updated -= empty
         kept = [n for n in trained if n not in empty]
         if not kept:
             self._stale = []
@@ -162,14 +165,15 @@ class Sums:
 
     def _is_left(self, name: str) -> bool:
         """Returns whether a gradient is as the last backward left it. A gradient of 0 may be so, too."""
-        return self.left.is_untouched(name) and not any("zero" in part for part, _ in self.order)
+        written = any(part not in ("backward", "norm") for part, _ in self.order)  # as by p.grad.data.fill_(0)
+        return self.left.is_untouched(name) and not written
 
     def touched(self, func: Any, args: Any, kwargs: Any) -> None:
         """Is told of each function before it is called, and notes what is done with gradients."""
         name = str(getattr(func, "__name__", ""))
         if func in CLIPPING:
-            if self.used == self.backwards and not any(is_there(p.grad) for p in self.params.values()) and _asked():
-                self.clipped_early = line_of_user()
+            if self.used == self.backwards and not any(is_there(p.grad) for p in self.params.values()):
+                self.clipped_early = line_of_user() if self._clips_ours(_clip()) else self.clipped_early
             return
         written, out = args[:1], [kwargs.get("out")]
         if self._has_any(tree_leaves(out)):  # as torch.nan_to_num(p.grad, out=p.grad)
@@ -184,9 +188,11 @@ class Sums:
         targets = written[0] if written and isinstance(written[0], (list, tuple)) else written
         if self._has_any(targets):
             if part == "norm":
-                asked = _asked()
+                asked = _asked(_clip())
                 if asked is not None and self._is_late(asked):
                     self.clipped_late = line_of_user()
+                elif asked is not None and self.used < self.backwards:
+                    self.clipped_early = ""
                 self.asked, self._read = asked or self.asked, self._read or asked is None
                 if asked is not None:
                     owned = self.owned()
@@ -212,6 +218,12 @@ class Sums:
         used = self.used == self.backwards and not self._clips
         return used and asked[0] < self.left.norm(asked[1]) < math.inf
 
+    def _clips_ours(self, clip: Mapping[str, Any]) -> bool:
+        """Returns whether torch's function clips gradients of our parameters. It may clip another network."""
+        params = clip.get("parameters")
+        ours = self.calls.names.keys() | {id(p) for p in self.attached.masters.values()}
+        return isinstance(params, (list, tuple)) and any(id(p) in ours for p in params)
+
     def close(self, names: Collection[str]) -> Sum | None:
         """Returns the sum that is there; None where no backward came since the last step that closed one.
 
@@ -227,7 +239,7 @@ class Sums:
         record, tape, used = self.calls.of_sum(key if self._apart else None)
         ours = {handle.id for handle in self.calls.recorder.handles}
         stale, others = [n for n in self._stale if n in names], {n for n in self._stale if n not in names}
-        forgotten = [n for n in stale if n not in self._meant]
+        forgotten = [n for n in stale if n in self._updated - self._meant]  # others are updated less often
         if stale:
             self.calls.hide("the gradients of the update before are still in them")
         if self._apart:
@@ -253,8 +265,9 @@ class Sums:
         self._dropped = self._given_up = 0
         return self._closed[key]
 
-    def stepped(self, skipped: bool) -> None:
-        """Is told that a step was taken, or skipped."""
+    def stepped(self, names: Collection[str], skipped: bool) -> None:
+        """Is told that a step with the gradients of these parameters was taken, or skipped."""
+        self._updated.update(names)
         self._clips, self._stepped = self.asked is not None, self._versions_now()
         self.used, self.order, self.asked, self.outside = self.backwards, [], None, {}
         self.calls.reasons.age()
@@ -281,9 +294,14 @@ def hooks_after(p: Tensor) -> bool:
     return bool(getattr(p, "_post_accumulate_grad_hooks", None))
 
 
-def _asked() -> tuple[float, float] | None:
-    """Returns the norm, and its type, to which torch's function clips if it calls us; None if it does not call us."""
+def _clip() -> Mapping[str, Any]:
+    """Returns the variables of torch's function that clips to a norm, if it calls us; none if it does not."""
     for frame, _ in walk_stack(sys._getframe(1)):
         if frame.f_globals.get("__name__") == "torch.nn.utils.clip_grad" and "max_norm" in frame.f_locals:
-            return float(frame.f_locals["max_norm"]), float(frame.f_locals.get("norm_type", 2.0))
-    return None
+            return frame.f_locals
+    return {}
+
+
+def _asked(clip: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Returns the norm, and its type, to which torch's function clips; None if it is not called."""
+    return (float(clip["max_norm"]), float(clip.get("norm_type", 2.0))) if clip else None

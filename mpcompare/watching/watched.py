@@ -1,11 +1,12 @@
 """``mpcompare.watch``: a loop that somebody else wrote, seen for some updates."""
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -84,7 +85,10 @@ class Watch:
         self._handles.append(register_optimizer_step_post_hook(partial(self._counting, self._other)))
         for name, optimizer in self.attached.optimizers.items():  # hooks stay on until the block ends
             self._handles.append(optimizer.register_step_pre_hook(partial(self._before, name)))
-            self._handles.append(optimizer.register_step_post_hook(partial(self._after, name)))
+            last = optimizer.register_step_post_hook(partial(self._after, name))
+            # A hook of the loop may change the weights, and so comes after the look at the update.
+            cast(OrderedDict[int, Any], optimizer._optimizer_step_post_hooks).move_to_end(last.id, last=False)
+            self._handles.append(last)
         if self.after == 0:
             self._begin()
         return self

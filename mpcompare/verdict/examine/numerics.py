@@ -39,6 +39,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     """Returns whether two tensors have one dtype and one shape and are equal bit for bit, on any device."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
+    if a.layout is not torch.strided:
+        a, b = a.to_sparse(), b.to_sparse()
+        return same_bits(a._indices(), b._indices()) and same_bits(a._values(), b._values())
     whole = INTEGERS[a.element_size()]
     return torch.equal(a.detach().view(whole), b.detach().to(a.device).view(whole))
 

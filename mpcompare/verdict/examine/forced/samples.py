@@ -102,8 +102,10 @@ def take_samples(recorded: Recorded, errors: Errors, known: KnownLayers, storage
 
 
 def statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:
-    """Yields the buffers of real numbers as a replay leaves them, such as the running statistics of norms."""
-    yield from ((name, b) for name, b in replay.network.named_buffers() if b.is_floating_point())
+    """Yields the buffers of real numbers as a replay leaves them, such as the running statistics of norms. A sparse
+    buffer holds none: it is a matrix that the network multiplies by."""
+    dense = ((name, b) for name, b in replay.network.named_buffers() if b.layout is torch.strided)
+    yield from ((name, b) for name, b in dense if b.is_floating_point())
 
 
 def _norms_in(recorded: Recorded) -> tuple[set[str], set[str]]:

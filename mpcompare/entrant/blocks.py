@@ -68,10 +68,10 @@ def _block(
     setup: Setup, trained: Trained, trial: Trial, order: Prepare, kept: bool
 ) -> Generator[Turn, Order | None, tuple[dict[str, Any], Ended | None]]:
     """Times one block. Returns its row of ``blocks.csv``, and its end if it is to be ``kept``."""
-    generators.seed(order.seed)  # for a backend that draws numbers: the trained one will draw the same
     bystanders, shift = Bystanders(setup.device), random.randrange(1 << 12, 1 << 22)
     padding = torch.empty(shift, dtype=torch.uint8, device=setup.device)  # shifts all that is allocated after it
-    stepper = fresh(setup, trained)
+    stepper = fresh(setup, trained)  # its constructor may draw numbers, too
+    generators.seed(order.seed)  # for a backend that draws numbers: the trained one will draw the same
     untimed = setup.drawn_batches(order.seed)
     first = float(stepper.step(next(untimed)))
     time_block(stepper, untimed, trial.untimed - 1, setup.clock)

@@ -2,12 +2,14 @@
 
 import itertools
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from support.tasks import make_task
 
 from mpcompare.contract import Stepper
+from mpcompare.entrant.blocks import _block
 from mpcompare.entrant.phases import time_phases
 from mpcompare.entrant.sample import Lines
 from mpcompare.entrant.state import Trial
@@ -15,6 +17,7 @@ from mpcompare.entrant.timing import time_block, try_block
 from mpcompare.fields import PhasesRecord
 from mpcompare.instruments.clock import CpuClock
 from mpcompare.phases import WHOLE_STEP
+from mpcompare.race.orders import Conclude, Prepare, Time
 
 TASK = make_task()
 
@@ -143,6 +146,38 @@ def test_a_block_ends_when_its_loss_and_its_weights_have_been_read():
     assert timed.loss == 0.5
     assert timed.read.tolist() == [2.0] * 3  # the line of the weight, with its values at the end
     assert not timed.still(backend.master_params())
+
+
+class Draws(Phases):
+    """A backend whose constructor and whose steps draw from torch's generator. Its loss is the number drawn."""
+
+    def __init__(self, clock):
+        super().__init__(clock)
+        torch.rand(100)
+
+    def forward(self, *_):
+        return torch.rand(())
+
+    buffers = Phases.master_params
+
+    def state_dict(self):
+        return {"optimizer": {}}
+
+
+def test_a_block_begins_with_the_same_random_numbers_whatever_its_backend_drew_when_it_was_made():
+    clock = SaidClock()
+    setup = SimpleNamespace(
+        device=torch.device("cpu"), clock=clock, model=torch.nn.Linear(2, 2), drawn_batches=lambda _: BATCHES,
+        stepper_at=lambda *_: stepper(Draws(clock)),
+    )  # fmt: skip
+    trained = SimpleNamespace(state=dict, updates=0)
+    turns = _block(setup, trained, Trial(steps=2, untimed=1), Prepare(11), kept=True)
+    for order in (None, Time(1, 22), None):
+        turns.send(order)
+    with pytest.raises(StopIteration) as over:
+        turns.send(Conclude(0.1, 0.1))
+    drawn = torch.rand(3, generator=torch.Generator().manual_seed(11)).tolist()
+    assert over.value.value[1].losses == (drawn[0], drawn[2])
 
 
 def test_lines_are_drawn_from_every_weight_that_holds_a_number():

@@ -19,6 +19,7 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, put_buffers
 from mpcompare.verdict.examine.new_step import begun
 from mpcompare.verdict.examine.oracle import Exact
+from mpcompare.verdict.examine.parts_of_batch import shares_of
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.masks import Masks, MaskSamples
 
@@ -89,15 +90,16 @@ def _samples(subject: Subject) -> MaskSamples:
 def _exact_samples(subject: Subject) -> dict[str, Any]:
     """Returns losses and slopes of the network's own steps. Slopes are relative to the mean gradient of other steps,
     which is returned, too."""
-    network = subject.network()
+    network, batch, loss_fn = subject.network(), subject.first_batch, subject.task.loss_fn
+    weights = shares_of(loss_fn, [y for _, y in batch])
     direction: Params = {}
     losses, slopes = [], []
     for number in (*MEAN, *EXACT):
         seed_step(number)
         before = copy.deepcopy(dict(network.named_buffers()))
         loss = 0.0
-        for x, y in subject.first_batch:
-            part = subject.task.loss_fn(network(x), y) / len(subject.first_batch)
+        for (x, y), weight in zip(batch, weights, strict=True):
+            part = loss_fn(network(x), y) * weight
             part.backward()
             loss += part.item()
         grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}

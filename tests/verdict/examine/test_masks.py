@@ -1,6 +1,7 @@
 """The masks of a backend: the oracle's masks, or others, of which the verdict says what it can."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from mpcompare.backends.amp import Amp
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.data.generated import synthetic
 from mpcompare.tasks.draws import MaskedDropout
+from mpcompare.tasks.losses import MaskedCrossEntropy
+from mpcompare.verdict.examine.masks import _exact_samples
 from mpcompare.verdict.judge.masks import Masks
 
 
@@ -63,6 +66,19 @@ def test_a_backend_with_masks_of_its_own_is_not_accused_and_what_was_not_checked
     assert "training (it draws other random numbers, such as masks of dropout)" in amp_beside_it.unchecked
     assert {c.kind for c in amp_beside_it.checks} >= {"layers"}
     assert not {c.kind for c in amp_beside_it.checks} & {"gradients", "run"}
+
+
+def test_the_network_weighs_micro_batches_by_their_labels():
+    x = torch.randn(8, 4, 3, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(4).repeat(8, 1)
+    y[:4, 1:] = -100
+    network, task = torch.nn.Linear(3, 4), SimpleNamespace(loss_fn=MaskedCrossEntropy())
+    whole, parts = (
+        _exact_samples(SimpleNamespace(network=lambda: network, task=task, first_batch=batch))
+        for batch in ([(x, y)], [(x[:4], y[:4]), (x[4:], y[4:])])
+    )
+    assert parts["losses"] == pytest.approx(whole["losses"], rel=1e-6)
+    torch.testing.assert_close(parts["direction"], whole["direction"])
 
 
 def test_a_network_that_draws_nothing_says_nothing_of_masks():

@@ -11,14 +11,14 @@ import torch
 
 from mpcompare import generators
 from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, save
-from mpcompare.contract import Stepper
+from mpcompare.contract import Backend
 from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import record_evaluation
 from mpcompare.entrant.monitor import Monitor
 from mpcompare.entrant.resume import what_is_trained
 from mpcompare.entrant.rows import Rows
 from mpcompare.entrant.setup import Setup
-from mpcompare.entrant.state import Entrant, Pass, Trained
+from mpcompare.entrant.state import Entrant, Pass, Start, Trained
 from mpcompare.fields import TrainingRecord
 from mpcompare.instruments import meter, slow_products
 from mpcompare.numerals import short
@@ -33,13 +33,15 @@ log = logging.getLogger(__name__)
 WRITE_EVERY_S = 0.1  # steps are written at least this often
 
 
-def checkpoint_of(stepper: Stepper, step: int, what_is_trained: Mapping[str, Any], device: torch.device) -> Checkpoint:
-    """Returns everything that the steps after ``step`` depend on. Its tensors are the backend's own, which the next
-    step changes."""
+def checkpoint_of(
+    backend: Backend, step: int, updates: int, what_is_trained: Mapping[str, Any], device: torch.device
+) -> Checkpoint:
+    """Returns everything that the steps after ``step`` depend on; so many ``updates`` were taken. Its tensors are the
+    backend's own, which the next step changes."""
     return Checkpoint(
-        state=stepper.backend.state_dict(),
+        state=backend.state_dict(),
         step=step,
-        updates=int(stepper.rates.updates),
+        updates=updates,
         position=step,  # a batch a step
         what_is_trained=what_is_trained,
         generators=generators.saved(device),
@@ -65,7 +67,7 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
     entrant.trained = Trained(
         rows=steps,
         state=entrant.shared.aside(backend.state_dict()),
-        updates=int(stepper.rates.updates),
+        updates=_updates(start, rows),
         scores=scores,
         moved=numerics.sketch_of_change(start.params, backend.master_params()),
         moves=start.before.with_moves(digest.moves()) if digest else None,
@@ -109,7 +111,7 @@ def _train(entrant: Entrant, rows: Rows, monitor: Monitor) -> Generator[Progress
             if saves or is_last or time.monotonic() - written > WRITE_EVERY_S:
                 rows.write()
                 if saves:
-                    _save(entrant, rows.digest, number)
+                    _save(entrant, rows, number)
                 written = time.monotonic()
                 row = rows.written[-1]
                 warmup = "  warm-up" if row["warmup"] else ""
@@ -119,21 +121,26 @@ def _train(entrant: Entrant, rows: Rows, monitor: Monitor) -> Generator[Progress
         rows.write()
 
 
-def _save(entrant: Entrant, digest: Digest | None, step: int) -> None:
-    """Saves the moves of the weights, and then a checkpoint of the first ``step`` steps, into the run's folder. Waits
-    for the device, and for the disk.
+def _save(entrant: Entrant, rows: Rows, step: int) -> None:
+    """Saves the moves of the weights, if anybody looks at them, and then a checkpoint of the first ``step`` steps, into
+    the run's folder. Waits for the device, and for the disk. Raises InputError where the folder cannot be written.
 
     Args:
-        digest: the moves of the weights; None where nobody looks.
-
-    Raises:
-        InputError: the folder cannot be written.
+        rows: has written the rows of these steps.
     """
-    if digest is not None:
-        entrant.recorder.moves(asdict(entrant.start.before.with_moves(digest.moves())))
-    trained = what_is_trained(entrant.plan, entrant.setup)
-    checkpoint = checkpoint_of(entrant.stepper, step, trained, entrant.setup.device)
+    start, setup = entrant.start, entrant.setup
+    if rows.digest is not None:
+        entrant.recorder.moves(asdict(start.before.with_moves(rows.digest.moves())))
+    trained = what_is_trained(entrant.plan, setup)
+    checkpoint = checkpoint_of(entrant.stepper.backend, step, _updates(start, rows), trained, setup.device)
     save(entrant.recorder.folder / CHECKPOINTS, checkpoint)
+
+
+def _updates(start: Start, rows: Rows) -> int:
+    """Returns the number of updates up to the last row that is written: the stepper's rates need not know it
+    (``Rates.updates``)."""
+    before = 0 if start.checkpoint is None else start.checkpoint.updates
+    return before + sum(not row["skipped"] for row in rows.written)
 
 
 def _is_due(step: int, every: int | None) -> bool:

@@ -105,7 +105,8 @@ class Rates:
     same rates as an uninterrupted run.
 
     Attributes:
-        updates: the number of updates that were taken: a number, or a 0-d int64 tensor on the device.
+        updates: the number of updates that were taken: a number, or a 0-d int64 tensor on the device. Where the rate
+            never changes, a step that only a GPU knows to be skipped is counted, too.
     """
 
     def __init__(self, lr: float, schedule: Schedule, updates: int = 0) -> None:

@@ -132,7 +132,8 @@ def what_is_trained(setup):
 
 def left_at(folder, setup, stepper, step):
     """Returns the point to resume from, saved after a step and loaded again."""
-    save(folder, training.checkpoint_of(stepper, step, what_is_trained(setup), setup.device))
+    backend, updates = stepper.backend, int(stepper.rates.updates)
+    save(folder, training.checkpoint_of(backend, step, updates, what_is_trained(setup), setup.device))
     return resume.fit(load(folder), what_is_trained(setup), setup.loss_scale, folder)
 
 
@@ -373,6 +374,34 @@ def test_every_step_of_a_checkpoint_is_in_the_record(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "save", counted)
     trained(replan(PLAN, train={"checkpoint_every": 3}), tmp_path / "run")
     assert seen == [(step, list(range(1, step + 1))) for step in (3, 6, 9, 10)]
+
+
+class OnAGpu(torch.Tensor):
+    """Stands for a flag that only a GPU knows."""
+
+    is_cuda = True
+
+
+class SkipsThree(Fp32):
+    """``fp32`` that skips its first three steps, and lets only a GPU know."""
+
+    taken = 0
+
+    def step(self, lr):
+        self.taken += 1
+        skipped = self.taken <= 3
+        if not skipped:
+            super().step(lr)
+        self.skipped = torch.tensor(float(skipped)).as_subclass(OnAGpu)
+
+
+def test_a_checkpoint_counts_no_skipped_step_as_an_update(tmp_path):
+    plan = replan(PLAN, make_backend=SkipsThree, train={"checkpoint_every": 5})
+    trained(plan, tmp_path / "whole")
+    five = tmp_path / "whole" / CHECKPOINTS / "step-000005"
+    trained(replan(plan, resume={"folder": five}), tmp_path / "again")
+    saved = load(five), load(tmp_path / "whole"), load(tmp_path / "again")
+    assert [(each.step, each.updates) for each in saved] == [(5, 2), (10, 7), (10, 4)]
 
 
 def test_saving_is_no_part_of_a_step(tmp_path, monkeypatch):

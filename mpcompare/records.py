@@ -109,13 +109,16 @@ class RunRecorder:
         """Writes ``numerics.json``, the document of :mod:`mpcompare.verdict.findings`, which holds the moves too."""
         with self._writing():
             write_json(self.folder / NUMERICS, document)
-        (self.folder / MOVES).unlink(missing_ok=True)
 
     def add(self, **result: Any) -> None:
-        """Adds to the result and writes it; raises InputError, too, if a field is not of its type."""
+        """Adds to the result and writes it; raises InputError, too, if a field is not of its type. When the result says
+        that the run was examined, ``moves.json`` is deleted: a run that is killed before goes on with it."""
         for name, value in finite(result).items():
             check_field(name, value)
         self._write({**self.result, **result})
+        if EXAMINED in result:
+            with self._writing():
+                (self.folder / MOVES).unlink(missing_ok=True)
 
     def _write(self, result: dict[str, Any], new: bool = False) -> None:
         with self._writing():

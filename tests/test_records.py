@@ -65,6 +65,16 @@ def test_every_step_is_on_disk_before_the_next(tmp_path):
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "running"  # if it were killed now
 
 
+def test_the_moves_stay_until_the_result_says_that_the_run_was_examined(tmp_path):
+    recorder, moves = RunRecorder(tmp_path, AT_START), tmp_path / records.MOVES
+    recorder.moves({"steps": [0.5]})
+    recorder.numerics({"moves": {"steps": [0.5]}})
+    recorder.add(test_loss=0.5)
+    assert moves.exists()  # killed now, the run goes on from its last checkpoint, and examines once more
+    recorder.add(module_dtypes={})
+    assert not moves.exists()
+
+
 def test_a_folder_that_holds_a_run_is_refused_and_untouched(tmp_path):
     RunRecorder(tmp_path, {"backend": "first"}).append(records.STEPS, [row(1)])
     for _ in range(2):

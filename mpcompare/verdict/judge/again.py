@@ -8,7 +8,7 @@
 
 from dataclasses import dataclass
 
-from mpcompare.verdict.judge.check import Case, Check, Checks
+from mpcompare.verdict.judge.check import Case, Check, Checks, worst_of
 from mpcompare.verdict.judge.limits import K, sum_error
 from mpcompare.verdict.judge.trajectories import draws_alike
 
@@ -29,7 +29,7 @@ def checks(case: Case) -> Checks:
     if not draws_alike(case.run, case.reference):
         return
     apart = {name: distance for name, distance in run.apart.items() if name not in reference.apart}
-    worst = max(apart, key=apart.__getitem__, default="")
+    worst = worst_of(apart)
     value = apart.get(worst, 0.0)
     because = f"a step that is taken twice from one state gives other numbers, and {case.reference.name}'s does not: "
     because += f"{worst} is {value:.1e} of its norm away"

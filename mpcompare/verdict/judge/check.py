@@ -1,5 +1,6 @@
 """A check, and the case that it looks at."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,6 +44,12 @@ class Check:
 
 
 Checks = Iterator[Check]  # a generator yields them
+
+
+def worst_of(values: Mapping[str, float]) -> str:
+    """Returns the name of the largest value, or of a NaN, which counts as larger than any number; empty where there are
+    no values."""
+    return max(values, key=lambda name: math.inf if math.isnan(values[name]) else values[name], default="")
 
 
 def listed(names: Iterable[str]) -> str:

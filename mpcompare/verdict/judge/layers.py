@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from mpcompare.verdict.judge import digits
 from mpcompare.verdict.judge.causes import Pass
-from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
+from mpcompare.verdict.judge.check import Case, Check, Checks, Examined, worst_of
 from mpcompare.verdict.judge.dtypes import SHORT
 from mpcompare.verdict.judge.errors import GradientError, PlaceError
 from mpcompare.verdict.judge.gradients import gradient_checks
@@ -46,8 +46,8 @@ def doubt(run: Examined) -> str:
         shown = {n: e for n, e in layers.gradients.items() if e and n in layers.rounding}
         places = layers.places | {f"parameter {n}": as_place(e, layers, n) for n, e in shown.items()}
         excess = {at: each.error / max(roundings(run, each, in_a_row=True), 1e-300) for at, each in places.items()}
-        worst = max(excess, key=excess.__getitem__, default="")
-        if worst and excess[worst] > K:
+        worst = worst_of(excess)
+        if worst and not excess[worst] <= K:
             kind, _, layer = worst.partition(" ")
             said = f"{said_of(worst, WHERE[name])} is itself {percent_off(places[worst])} off"
             said += ", beyond what roundings make"
@@ -84,10 +84,10 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
     for kind in PLACES:
         share = {at: e.error / max(limits[at], 1e-300) for at, e in run.places.items() if at.startswith(f"{kind} ")}
         if share:
-            worst = max(share, key=share.__getitem__)
-            value, fails = run.places[worst].error, any(at in share for at in failed)
-            told = (cause, because, layer) if fails else ("", "", "")
-            yield Check(said_of(worst, where), value, limits[worst], *told[:2], layer=told[2])
+            wrong = {at: part for at, part in share.items() if at in failed}
+            worst = worst_of(wrong or share)
+            told = (cause, because, layer) if wrong else ("", "", "")
+            yield Check(said_of(worst, where), run.places[worst].error, limits[worst], *told[:2], layer=told[2])
     step, said = as_pass(case, run, reference), f"{where}, from the operands of its layer"
     if where == WHERE["first"]:
         step, said = _as_driven(case, step), where

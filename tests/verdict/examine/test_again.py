@@ -1,5 +1,8 @@
 """Noise in the gradients of a backend. The noise is smaller than the roundings that are allowed."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 from support.judging import compared_with_amp, dataset_of, examined
@@ -7,6 +10,8 @@ from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.promises import Promises
+from mpcompare.verdict.judge.again import Again, checks
+from mpcompare.verdict.judge.check import Case
 
 TASK = make_task(samples=32 * 12)
 DATA = dataset_of(TASK)
@@ -56,6 +61,16 @@ def test_noise_in_gradients_is_seen_in_their_bits(backend):
 def test_who_says_so_differs_as_declared():
     verdict = judged(SaysSo)
     assert str(verdict) == "differs as declared: gives other bits each time"
+
+
+def test_a_distance_that_is_no_number_fails_wherever_it_stands():
+    def apart(distances):
+        findings = SimpleNamespace(again=Again([], distances), promises=Promises(), masks=None, longest_sum=100)
+        return SimpleNamespace(name="amp", findings=findings)
+
+    for distances in ({"loss": 1e-9, "w": math.nan}, {"w": math.nan, "loss": 1e-9}):
+        (check,) = checks(Case(apart(distances), apart({})))
+        assert not check.passed
 
 
 def test_amp_gives_the_same_bits_twice_also_with_masks_that_are_drawn():

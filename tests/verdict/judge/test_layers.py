@@ -1,5 +1,6 @@
 """Layers that are wrong are flagged and named, and a verdict is not green where nothing can be seen."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,8 @@ from mpcompare.backends.amp import Amp
 from mpcompare.report.verdicts import examined_of, judge_run
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.layers import checks as layer_checks
+from mpcompare.verdict.judge.layers import doubt
+from mpcompare.verdict.judge.replayed import WHERE, said_of
 from mpcompare.verdict.judge.sight import PLANTED, sight
 
 MLP = make_task(in_features=20, hidden=[64], out_features=5, batch_size=64, samples=64 * 4)
@@ -58,6 +61,20 @@ def test_who_chooses_by_fewer_digits_than_the_reference_is_named(amp, own, refer
 
     failed = [check for check in layer_checks(Case(chose(own, "run"), chose(reference, "amp"))) if not check.passed]
     assert [(check.cause, check.because) for check in failed] == ([("precision", because)] if because else [])
+
+
+def test_a_place_whose_error_is_no_number_fails_wherever_it_stands(amp):
+    reference = examined_of(amp)
+    replays = reference.findings.replays
+    outputs = [at for at in replays["first"].places if at.startswith("output ")]
+    assert len(outputs) > 2
+    for at in outputs:
+        places = {**replays["first"].places, at: replace(replays["first"].places[at], error=math.nan)}
+        first = replace(replays["first"], places=places)
+        run = replace(reference, findings=replace(reference.findings, replays={"first": first}))
+        failed = [check for check in layer_checks(Case(run, reference)) if not check.passed]
+        assert [check.place for check in failed] == [said_of(at, WHERE["first"])]
+        assert doubt(run).startswith(f"{failed[0].place} is itself nan % off")
 
 
 class Halves(torch.autograd.Function):

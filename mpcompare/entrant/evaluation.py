@@ -81,12 +81,15 @@ def held_out_of(
     spread = torch.arange(0, len(dataset.x_test), -(-len(dataset.x_test) // samples))
     count = len(spread)
     few = spread[: count - count % rows if count >= rows else count]  # indexed, not strided: a network may use ``view``
-    some = replace(dataset, x_test=dataset.x_test[few], y_test=dataset.y_test[few])
+    targets: Any = dataset.y_test[few]
+    some = replace(dataset, x_test=dataset.x_test[few], y_test=targets)
+    counted = count_of(task.loss_fn)
+    labels = int(counted(targets)) if counted else targets.numel()
 
     def held_out(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> HeldOut:
         scores = evaluate(model, params, buffers, some, task)
         loss, accuracy = scores["test_loss"], scores["test_accuracy"]
-        return HeldOut(math.nan if loss is None else loss, accuracy, some.y_test.numel())
+        return HeldOut(math.nan if loss is None else loss, accuracy, max(labels, 1))
 
     return held_out
 

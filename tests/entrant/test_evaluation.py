@@ -161,6 +161,16 @@ def test_the_examination_evaluates_whole_micro_batches():
         assert found.targets == sum(expected)
 
 
+def test_an_accuracy_of_the_examination_is_a_share_of_the_labels_that_count():
+    x, y = torch.randn(64, 4, 3), torch.zeros(64, 4, dtype=torch.int64)
+    y[:, 1:] = -100
+    task = Task(partial(nn.Linear, 3, 5), "masked_cross_entropy", Sgd(0.1), batch_size=32)
+    model = task.new_model(0, torch.device("cpu"))
+    for labels, targets in ((y, 64), (torch.full_like(y, -100), 1)):
+        data = Dataset("masked", "", x, labels, x, labels)
+        assert evaluation.held_out_of(model, data, task, steps=64)(params_of(model), {}).targets == targets
+
+
 class Viewed(nn.Linear):
     """Asks for samples that lie one after the other, as a loader gives them."""
 

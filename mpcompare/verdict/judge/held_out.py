@@ -23,7 +23,7 @@ class HeldOut:
 
     loss: float  # the mean over the samples
     accuracy: float | None  # None where the targets are no classes
-    targets: int  # the number of targets, of which the accuracy is a share
+    targets: int  # the number of targets that count, of which the accuracy is a share
 
 
 def checks(case: Case) -> Checks:

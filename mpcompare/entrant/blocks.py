@@ -148,7 +148,7 @@ def _compared(
     losses = [float(trained.step(batch)) for batch in chain.from_iterable(streams)]
     backend = trained.backend
     expected = ended.sample.of(backend.master_params(), backend.buffers(), backend.state_dict()["optimizer"])
-    first, last = (abs(mine - its) for mine, its in zip(ended.losses, (losses[0], losses[-1]), strict=True))
+    first, last = map(_losses_apart, ended.losses, (losses[0], losses[-1]))
     return ComparedRecord(
         **vars(part),
         timed_loss=losses[-1],
@@ -158,6 +158,12 @@ def _compared(
         },
         timed_steps=sum(steps),
     )
+
+
+def _losses_apart(mine: float, its: float) -> float:
+    """Returns the distance of two losses: 0 for equal infinite ones, and where none of the two is a number."""
+    alike = mine == its or (math.isnan(mine) and math.isnan(its))
+    return 0.0 if alike else abs(mine - its)
 
 
 def _apart(before: Mapping[str, Tensor], expected: Mapping[str, Tensor], left: Mapping[str, Tensor]) -> Distance:

@@ -1,6 +1,7 @@
 """Blocks of bare steps, and the phases of a step, by a clock that is told how much time passes."""
 
 import itertools
+import math
 import time
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import torch
 from support.tasks import make_task
 
 from mpcompare.contract import Stepper
-from mpcompare.entrant.blocks import _block
+from mpcompare.entrant.blocks import _block, _losses_apart
 from mpcompare.entrant.phases import time_phases
 from mpcompare.entrant.sample import Lines
 from mpcompare.entrant.state import Trial
@@ -178,6 +179,21 @@ def test_a_block_begins_with_the_same_random_numbers_whatever_its_backend_drew_w
         turns.send(Conclude(0.1, 0.1))
     drawn = torch.rand(3, generator=torch.Generator().manual_seed(11)).tolist()
     assert over.value.value[1].losses == (drawn[0], drawn[2])
+
+
+@pytest.mark.parametrize(
+    ("mine", "its", "apart"),
+    [
+        (1.0, 0.25, 0.75),
+        (math.inf, math.inf, 0.0),
+        (math.nan, math.nan, 0.0),
+        (math.inf, -math.inf, math.inf),
+        (0.5, math.inf, math.inf),
+        (0.5, math.nan, math.nan),
+    ],
+)
+def test_the_same_infinite_loss_in_both_blocks_is_no_difference(mine, its, apart):
+    assert _losses_apart(mine, its) == pytest.approx(apart, abs=0, nan_ok=True)
 
 
 def test_lines_are_drawn_from_every_weight_that_holds_a_number():

@@ -47,7 +47,9 @@ def compete(plan: Plan, recorder: RunRecorder, shared: Shared = ALONE, clean: Cl
     yield Turn()  # the modules that are slow to import are there
     entrant = Entrant(plan, recorder, shared, clean)
     for stage, take in _passes(entrant):
-        if stage != timetable.TIMING:  # the race says when that begins
+        if stage == timetable.TRAINING:
+            yield Progress(entrant.start.step, plan.train.last_step, "", stage)
+        elif stage != timetable.TIMING:  # the race says when that begins
             yield Progress(0, 1, "", stage)
         part = take(entrant)
         if isinstance(part, Generator):

@@ -42,6 +42,7 @@ from mpcompare.instruments.clock import clock
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.precision import PRECISIONS
 from mpcompare.race.orders import Train
+from mpcompare.race.timetable import TRAINING
 from mpcompare.records import RunRecorder
 from mpcompare.report.comparison import compare
 from mpcompare.report.runs import find_runs, read_run
@@ -415,6 +416,18 @@ def left(tmp_path):
     """Returns the folder of a run that was left after its checkpoints 5 and 10."""
     trained(replan(PLAN, train={"checkpoint_every": 5}), tmp_path / "left")
     return tmp_path / "left"
+
+
+def test_a_run_that_resumes_says_where_its_training_begins(left, tmp_path):
+    plan = replan(PLAN, resume={"folder": left / CHECKPOINTS / "step-000005"})
+    (tmp_path / "again").mkdir()
+    turns = compete(plan, RunRecorder(tmp_path / "again", {"config": {}}))
+    next(turns)
+    event = turns.send(Train())
+    while event.stage != TRAINING:
+        event = next(turns)
+    turns.close()
+    assert (event.done, event.total) == (5, 10)
 
 
 def test_what_else_is_trained_is_one_line(left, tmp_path):

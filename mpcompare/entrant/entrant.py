@@ -110,13 +110,14 @@ def find_start(entrant: Entrant) -> Fields:
     """Finds where training begins: at the initial weights, or at a checkpoint of the same task.
 
     Needs ``checkpoint``, ``taken`` and ``setup``. Leaves ``start``. If the run goes on, its record gets the folder that
-    it was in, the machine that it was on, and the step after which it goes on; None where all of it is taken.
+    it was in, the machine that it was on, and the step after which it goes on; None where all of it is taken. A run
+    that begins anew goes on with none.
     """
     plan, setup, saved, recorder = entrant.plan, entrant.setup, entrant.checkpoint, entrant.recorder
     if saved is None:
         recorder.keep(0)
         entrant.start = Start(setup, None)
-        return {}
+        return {WENT_ON: None} if plan.resume.goes_on else {}
     goes_on = plan.resume.goes_on
     folder = Path(recorder.result[WENT_ON]["path"]) if goes_on else plan.resume.folder
     checkpoint = resume.fit(saved, resume.what_is_trained(plan, setup), setup.loss_scale, folder)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -11,7 +12,7 @@ from support.plans import SMALL_PLAN, replan
 from support.tasks import make_task
 
 from mpcompare.checkpoints import CHECKPOINTS
-from mpcompare.entrant.entrant import compete
+from mpcompare.entrant.entrant import compete, find_start
 from mpcompare.race.orders import Finish, Train
 from mpcompare.records import WENT_ON, RunRecorder
 
@@ -108,6 +109,14 @@ def test_without_a_checkpoint_it_begins_anew(whole, tmp_path):
     assert not list((tmp_path / "anew" / CHECKPOINTS).iterdir())
     trained(plan, tmp_path / "anew", goes_on=True).close()
     assert content(tmp_path / "anew") == content(whole)
+    assert json.loads((tmp_path / "anew" / "result.json").read_text())["went_on"] is None
+
+
+def test_what_begins_anew_goes_on_with_no_run(tmp_path):
+    recorder = RunRecorder(tmp_path, {WENT_ON: {"path": "killed/0", "step": None, "on": {}}})
+    plan = replan(PLAN, resume={"folder": tmp_path, "goes_on": True})
+    entrant = SimpleNamespace(plan=plan, setup=None, checkpoint=None, recorder=recorder)
+    assert find_start(entrant) == {WENT_ON: None}
 
 
 def test_where_steps_are_missing_it_is_a_run_that_resumed(whole, tmp_path):

@@ -99,7 +99,14 @@ def _compare(names: Sequence[str], steps: Sequence[OverflowStep], title: str, ar
 
     chosen = {"init_scale": args.init_scale, "growth_interval": args.interval}
     changes = {option: value for option, value in chosen.items() if value is not None}
-    traces = [trace(LIBRARIES[name], replace(LIBRARIES[name].policy, **changes), steps) for name in names]
+    traces = []
+    for name in names:
+        try:
+            policy = replace(LIBRARIES[name].policy, **changes)
+        except InputError:  # what the options say was checked before
+            expected = f"{name} cannot begin at its first loss scale, {args.init_scale:g}: give another --init-scale"
+            raise InputError("--run", args.run, expected) from None
+        traces.append(trace(LIBRARIES[name], policy, steps))
     console = Console()
     show(console if console.width <= WIDEST else Console(width=WIDEST), traces, steps)
     if args.out:

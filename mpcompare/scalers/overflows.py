@@ -79,7 +79,10 @@ def of_run(folder: Path) -> tuple[list[OverflowStep], float]:
     record says nothing, and the step is taken to end as it did in the run. Raises InputError where the folder holds no
     such record, or the run scaled no loss."""
     file = folder / STEPS if folder.is_dir() else folder
-    rows = list(csv.DictReader(_lines("--run", file)))
+    try:
+        rows = list(csv.DictReader(_lines("--run", file)))
+    except csv.Error:  # another file, such as one whose lines are longer than any table's
+        rows = []
     if not rows or not {"loss_scale", "skipped"} <= rows[0].keys():
         raise InputError("--run", folder, f"expected the folder of a run, with steps in {STEPS}")
     try:

@@ -136,6 +136,21 @@ def test_a_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys, arguments, m
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x" * 200_000, "expected the folder of a run, with steps in steps.csv"),
+        ("loss_scale,skipped\n0.5,True\n", "jmp cannot begin at its first loss scale, 0.5: give another --init-scale"),
+    ],
+)
+def test_a_run_that_tells_a_scaler_nothing_is_one_line(monkeypatch, capsys, tmp_path, text, message):
+    (tmp_path / "steps.csv").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, "--run", str(tmp_path))
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"mpcompare: error: --run={tmp_path}: {message}\n"
+
+
+@pytest.mark.parametrize(
     ("out", "start"),
     [
         pytest.param("f.png", b"\x89PNG", marks=pytest.mark.slow),

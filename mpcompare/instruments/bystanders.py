@@ -93,7 +93,7 @@ def _cpu_mhz() -> float | None:
     """Returns the mean clock of the cores in the first 64 KB of /proc/cpuinfo."""
     try:
         with Path("/proc/cpuinfo").open() as file:
-            lines = file.read(1 << 16).splitlines()
+            lines = file.read(1 << 16).split("\n")[:-1]  # the last line may be cut off
         values = [float(line.split(":")[1]) for line in lines if line.startswith("cpu MHz") and line.split(":")[1]]
         return sum(values) / len(values)
     except (OSError, ValueError, IndexError, ZeroDivisionError):

@@ -62,6 +62,16 @@ def test_without_the_drivers_library_nothing_is_known(nvml):
     assert bystanders.driver_version() is None
 
 
+def test_a_clock_that_is_cut_off_is_none(monkeypatch, tmp_path):
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(bystanders, "Path", lambda _: file)
+    clocks = "cpu MHz\t\t: 2450.000\ncpu MHz\t\t: 3000.000\n"
+    for kept in (12, 15, 19, 20):  # characters of the third line, which has 20
+        flags = "flags\t\t: " + "x" * ((1 << 16) - len(clocks) - 10 - kept) + "\n"
+        file.write_text(clocks + flags + "cpu MHz\t\t: 2450.000\nflags\t\t: x\n")
+        assert bystanders._cpu_mhz() == (2725 if kept < 20 else pytest.approx(7900 / 3))
+
+
 def test_the_load_of_the_machine_is_seen():
     bystanders = Bystanders(CPU)
     bystanders.start()

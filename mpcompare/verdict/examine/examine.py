@@ -42,6 +42,7 @@ from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge.drive import Gradients
 from mpcompare.verdict.judge.errors import RoundingError, RoundingErrors
+from mpcompare.verdict.judge.masks import Masks
 from mpcompare.verdict.judge.moves import Moves
 
 
@@ -68,7 +69,9 @@ def examine(
     yield Progress(0, 1, "each layer")
     start = attempts.take("layers", layers_of_first_step, subject)
     sharp = start and attempts.take("sharp", layers_of_first_step, subject, True)
-    attempts.found["masks"] = masks_of(subject, start is None or start.as_given)
+    masks = attempts.take("masks", masks_of, subject, start is None or start.as_given)
+    # Where nothing is known of its masks, no step is compared with a step that may have others.
+    attempts.found["masks"] = Masks(False) if "masks" in attempts.stopped else masks
     attempts.found["rounding"] = {} if start and start.loss_is_replayed else _rounding(subject)
     yield Progress(0, 1, "gradients after training")
     _at_the_end(subject, stepper, rows, attempts, counts=noise > 0)
@@ -131,8 +134,8 @@ def _at_the_end(subject: Subject, stepper: Stepper, rows: StepRows, attempts: At
     """Looks at what training left, and takes the step that follows; ``counts`` is whether exponents are counted."""
     trained, batch = stepper.backend, next(islice(subject.batches(), rows[-1]["step"], None))
     network = subject.network(trained.master_params(), trained.buffers())
-    attempts.found["buffers"] = buffers_of_backend(subject.model, trained)
-    attempts.found["held_out"] = subject.held_out_by(trained)
+    attempts.found["buffers"] = attempts.take("buffers", buffers_of_backend, subject.model, trained) or {}
+    attempts.find("held_out", subject.held_out_by, trained)
     nothing = {"last": Gradients(math.nan, math.nan, math.nan)}
     attempts.found |= attempts.take("last", last, subject, stepper, rows, network, batch, attempts) or nothing
     attempts.find("midway", midway, subject, stepper)

@@ -24,7 +24,7 @@ class Masks:
     """The random numbers of a step, such as the masks of dropout, from one state of torch's generators."""
 
     training: bool  # whether it draws in training the same numbers as a plain call of the network with the same rows
-    samples: "MaskSamples | None" = None  # None where it draws the same numbers in training
+    samples: "MaskSamples | None" = None  # None where it draws the same numbers in training, or the pass stopped
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,13 @@ import pytest
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
 from support.tasks import make_task
+from torch import nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.report.verdicts import judge_run
+from mpcompare.verdict.examine import examine
 from mpcompare.verdict.examine.attempts import Attempts
+from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import from_document, to_document
 
 TASK = replace(make_task(samples=32 * 12, momentum=0.9), accumulate=2)
@@ -67,6 +70,29 @@ def test_a_mistake_that_another_pass_found_is_named():
     assert list(findings.stopped) == ["again", "resume"]
     assert verdict.word == "differs"
     assert verdict.cause == "optimizer"
+
+
+def normalised():
+    return nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 5))
+
+
+@pytest.mark.slow
+def test_a_pass_that_stops_on_what_training_left_accuses_nobody(monkeypatch):
+    def stops(*_):
+        raise ValueError("not so")
+
+    task = replace(TASK, model=normalised)
+    amp = examined("amp", Amp, task, DATA, "bf16", steps=4, noise=2)
+    for name in ("masks_of", "buffers_of_backend"):
+        monkeypatch.setattr(examine, name, stops)
+    monkeypatch.setattr(Subject, "held_out_by", stops)
+    run = examined("run", Amp, task, DATA, "bf16", steps=4)
+    assert run.findings.stopped == dict.fromkeys(("masks", "buffers", "held_out"), "ValueError: not so")
+    verdict = judge_run(run, amp)
+    assert [check.name for check in verdict.checks if not check.passed] == []
+    assert str(verdict) == "not examined: masks, buffers, held_out"
+    assert {"layers", "optimizer", "resume"} <= {check.kind for check in verdict.checks}
+    assert not {"run", "held out"} & {check.kind for check in verdict.checks}
 
 
 def test_an_interrupt_is_no_error_of_a_pass():

@@ -55,6 +55,11 @@ def test_the_findings_hold_what_training_moved(amp):
     assert {"buffers after the run", f"whole number, {COUNT}", f"buffer after training, {MEAN}"} <= names
 
 
+def test_buffers_that_could_not_be_read_are_not_compared(amp):
+    judged, failed = verdict(amp, buffers={}, stopped={"buffers": "ValueError: not so"})
+    assert (str(judged), failed) == ("not examined: buffers", [])
+
+
 def test_a_count_is_compared_exactly(amp):
     judged, failed = verdict(amp, buffers=changed(amp, COUNT, whole="3"))
     assert (judged.cause, failed) == ("running statistics", [f"whole number, {COUNT}"])

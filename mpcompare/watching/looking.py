@@ -111,6 +111,7 @@ class Look(TorchFunctionMode):
             self.on = False
             self._put.close()
             self.sums.forget()
+            self.sums.calls.recorder.copies.end()
         if self.entered and self._is_on_top():
             self.entered = False
             self.__exit__(None, None, None)
@@ -190,6 +191,7 @@ class Look(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():  # a compiler looks through this mode
             return func(*args, **kwargs)
+        args, kwargs = self.sums.calls.recorder.copies.stand_in(func, args, kwargs)
         seen = self._is_of_loop() and not _without_numbers(args)
         end = self.guard(self._begins, func, args, kwargs) if seen else None
         try:

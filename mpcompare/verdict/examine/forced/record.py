@@ -40,6 +40,7 @@ class Call:
     held: dict[str, torch.dtype] = field(default_factory=dict)
     tracked: bool = False  # whether an input, or a parameter, requires a gradient
     passes: list[bool] = field(default_factory=list)  # whether each output requires a gradient
+    begins: int = 0  # the number that autograd gives the first function of the call
     # where the numbers of each tensor that was given are in memory, and how often the tensor had been written to
     marks: set[tuple[int, int]] = field(default_factory=set)
     arguments: TreeSpec | None = None  # the nest of the arguments

@@ -26,6 +26,7 @@ from mpcompare.verdict.examine.forced.choices import (
     numbers_of,
     place_of,
 )
+from mpcompare.verdict.examine.forced.copies import Copies
 from mpcompare.verdict.examine.forced.kinks import KINKED, operands
 from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on
 from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of, is_torchs
@@ -56,6 +57,7 @@ class Recorder(Arrivals):
 
     Attributes:
         parts: whether the parts of the network may be called by themselves, each as a network.
+        copies: the copies of outputs that a layer makes others of.
         makers: by tensor the module that returned it last, the number of the module's call within the call of the
             network, and the place of the tensor among the outputs.
     """
@@ -64,7 +66,7 @@ class Recorder(Arrivals):
         self, copy: Callable[[Tensor], Tensor] = copied, guard: Callable[..., Any] = _plainly, parts: bool = False
     ) -> None:
         super().__init__(copy, guard)
-        self.parts = parts
+        self.parts, self.copies = parts, Copies()
         self.makers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._counts: Counter[str] = Counter()  # by module the number of its calls within the call of the network
         self.before: dict[str, int] = {}  # by layer the number of its calls before the call of the network
@@ -106,7 +108,7 @@ class Recorder(Arrivals):
         held = {name: p.dtype for name, p in own.items()}
         marks = {_mark(t) for t in given if _is_marked(t)}
         call = Call([self._kept(value) for value in given], held=held, tracked=tracked, marks=marks)
-        call.arguments = tree_flatten((args, kwargs))[1]
+        call.arguments, call.begins = tree_flatten((args, kwargs))[1], torch.autograd._get_sequence_nr()
         call.autocast = autocast_dtype()
         call.without = not torch.is_grad_enabled() and not in_backward() and _without_gradient()
         call.trained = frozenset(name for name, p in own.items() if p.requires_grad)
@@ -176,13 +178,12 @@ class Recorder(Arrivals):
         return (not name or (self.parts and not self.open)) and not in_backward()
 
     def _keep(self, name: str, call: Call, result: Any) -> Any:
-        """Keeps the outputs of a call, and returns them. Several outputs are copied, since the layer may make one of
-        another: a gradient that arrives at the copy comes from outside."""
+        """Keeps the outputs of a call, and returns them, or copies of some: see ``Copies``."""
         values, call.spec = tree_flatten(result)
         call.outputs = [self._kept(value) for value in values]
-        if sum(map(is_real, values)) > 1:
-            values = [v.clone() if is_real(v) else v for v in values]
-            result = tree_unflatten(values, call.spec)
+        listened = self.copies.of(values, call.begins)
+        if any(a is not b for a, b in zip(listened, values, strict=True)):
+            values, result = listened, tree_unflatten(listened, call.spec)
         call.gradients = [None] * len(values)
         call.passes = [is_real(value) and value.requires_grad for value in values]
         if in_backward():

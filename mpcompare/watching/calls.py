@@ -322,8 +322,11 @@ class _Noted(Noted):
         record = calls.recorder.record
         super().__init__(record.drawn, calls.spool.copy, note, record.narrow)
         self.calls, self.guard = calls, guard
+        self.on = True  # whether the look is under way
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.on:
+            return func(*args, **(kwargs or {}))
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if (op := self.calls.tape.under_way) is not None and not self.guard.calls:
             op.calls(func, result)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
@@ -21,7 +20,7 @@ from mpcompare.verdict.examine.forced.choices import beside_the_network, in_back
 from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on
 from mpcompare.verdict.examine.forced.recorder import is_transformed
 from mpcompare.verdict.examine.forced.weights import backward
-from mpcompare.watching import own_functions, scalers
+from mpcompare.watching import modes, own_functions, scalers
 from mpcompare.watching.attach import Attached, alive
 from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.events import Called, Root
@@ -105,38 +104,32 @@ class Look(TorchFunctionMode):
         return parts + [each for each in models if each not in parts]
 
     def stop(self) -> None:
-        """Takes the hooks off, and leaves the modes. If somebody has entered another mode since, they stay, and do
-        nothing. Modes cannot be left within backward: a caller that stops there stops again later."""
+        """Takes the hooks off, and leaves the modes. Modes cannot be left within backward: they do nothing from then
+        on, and a caller that stops there stops again later."""
+        noted = self.sums.calls.noted
         if self.on:
-            self.on = False
+            self.on = noted.on = False
             self._put.close()
             self.sums.forget()
             self.sums.calls.recorder.copies.end()
-        if self.entered and self._is_on_top():
-            self.entered = False
-            self.__exit__(None, None, None)
-            self.sums.calls.noted.__exit__(None, None, None)
+        if self.entered and torch._C._current_graph_task_id() == -1:
+            modes.leave(noted)
+            self.entered = not modes.leave(self)
 
     def used(self) -> list[Sum]:
         """Returns the sums of gradients that updates were made with, in their order."""
         return list(dict.fromkeys(t.sum for t in self.taken if t.sum is not None and not t.skipped))
 
-    def _is_on_top(self) -> bool:
-        stack = _get_current_function_mode_stack()
-        return bool(stack) and stack[-1] is self
-
     def _leave(self) -> bool:
         """Leaves both modes for a layer outside the network. Returns False if somebody has entered another mode."""
-        on_top = self._is_on_top() and _get_current_dispatch_mode() is self.sums.calls.noted
-        if not on_top or self._inside or not self.on:
+        noted = self.sums.calls.noted
+        if not modes.is_on_top(self) or not modes.is_on_top(noted) or self._inside or not self.on:
             return False
-        self.__exit__(None, None, None)
-        self.sums.calls.noted.__exit__(None, None, None)
-        return True
+        return modes.leave(self) and modes.leave(noted)
 
     def _enter(self) -> None:
-        self.sums.calls.noted.__enter__()
-        self.__enter__()
+        modes.enter(self.sums.calls.noted)
+        modes.enter(self)
 
     def _look_at_fast_paths(self) -> None:
         """Puts hooks on all modules if a layer outside the network has a fast path."""
@@ -152,7 +145,7 @@ class Look(TorchFunctionMode):
     def _returned_fast(self, module: nn.Module, args: Any, result: Any) -> None:
         if isinstance(module, FAST) and self._fast:
             self._fast -= 1
-            if not self._fast:
+            if not self._fast and self.on:
                 self._enter()
 
     # Calls of the network
@@ -163,26 +156,25 @@ class Look(TorchFunctionMode):
             return
         self.guard(self._renew)
         self.sums.calls.count += 1
+        noted = self.sums.calls.noted
         given, self._called = (args, kwargs), None
         if is_transformed():
             self.sums.calls.hide("the network is called by a function of torch.func")
         elif torch.is_grad_enabled():
             self._called = self.guard(self.sums.calls.begin, part, module, given)
-        self._left = self._is_on_top()
-        if self._left:  # a compiler would look through a mode
-            self.__exit__(None, None, None)
-        self._notes = self.on and self.sums.calls.noted not in _get_current_dispatch_mode_stack()
+        self._left = modes.is_on_top(self) and modes.leave(self)  # a compiler would look through a mode
+        self._notes = self.on and noted not in modes.stack_of(noted)
         if self._notes:  # a hook of a backward calls us
-            self.sums.calls.noted.__enter__()
+            modes.enter(noted)
 
     def _returned(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         self._inside -= 1
         if self._inside or in_backward():
             return
         if self._notes:
-            self.sums.calls.noted.__exit__(None, None, None)
-        if self._left:
-            self.__enter__()
+            modes.leave(self.sums.calls.noted)
+        if self._left and self.on:
+            modes.enter(self)
         if self._called is not None and result is not None:
             self.guard(self.sums.calls.end, self._called, result, self.attached.hides_layers)
         self._called = None
@@ -229,14 +221,12 @@ class Look(TorchFunctionMode):
         """Takes the mode of operators off for a backward pass. While any such mode is entered, torch computes some
         derivatives, such as the derivative of ``prod``, by other formulas, which have other roundings."""
         noted = self.sums.calls.noted
-        if _get_current_dispatch_mode() is not noted:
-            yield
-            return
-        noted.__exit__(None, None, None)
+        left = modes.is_on_top(noted) and modes.leave(noted)
         try:
             yield
         finally:
-            noted.__enter__()
+            if left and self.on:
+                modes.enter(noted)
 
     def _is_of_loop(self) -> bool:
         """Returns whether the loop's own code calls a function."""

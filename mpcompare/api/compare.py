@@ -11,6 +11,7 @@ from mpcompare.api.arguments import Arguments
 from mpcompare.api.command import run_command
 from mpcompare.api.objects import Objects, written
 from mpcompare.errors import InputError, check_number, check_whole, in_full
+from mpcompare.paths import CONF
 
 if TYPE_CHECKING:
     from mpcompare.api.compared import Compared
@@ -102,7 +103,7 @@ def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
 
 def _backends(objects: Objects, backends: list[Any], conf: Path) -> Iterator[str]:
     """Yields the override that chooses the backends, and writes the option of each class into the folder ``conf``.
-    Raises InputError where two have one name, or one is no backend."""
+    Raises InputError where two have one name, one has a name of ours, or one is no backend."""
     from mpcompare.api.checks import check_backend
     from mpcompare.backends.loop import backend_of
 
@@ -123,6 +124,8 @@ def _backends(objects: Objects, backends: list[Any], conf: Path) -> Iterator[str
         if names.count(name) > 1:
             raise InputError("backends", name, "is there twice")
         if isinstance(backend, type):
+            if (CONF / "backend" / f"{name}.yaml").exists():  # Hydra would take ours: its folder comes first
+                raise InputError("backends", name, "is the name of a backend of mpcompare: give yours another")
             (conf / "backend" / f"{name}.yaml").write_text(f"_target_: {objects.name(backend, name)}\n")
     if names:
         yield f"backend={','.join(names)}"

@@ -109,6 +109,10 @@ def my_halving_step(model, optimizer, batch, scaler):
     return loss
 
 
+def fused(model, optimizer, batch):
+    return my_step(model, optimizer, batch)
+
+
 SCALER = torch.amp.GradScaler("cpu")
 
 
@@ -267,6 +271,12 @@ REFUSED = {
     "a backend": ({"backends": ["ampp"]}, "backends=ampp: expected one of accelerate, amp, "),
     "no backend": ({"backends": []}, "backends=[]: expected at least one name, class, or function step(model, "),
     "a class": ({"backends": [Net]}, "backends=Net: is no backend: expected a class with PRECISIONS"),
+    "a step named like a backend of ours": (
+        {"backends": ["amp", fused]}, "backends=fused: is the name of a backend of mpcompare: give yours another",
+    ),
+    "a class named like a backend of ours": (
+        {"backends": type("jax", (Amp,), {})}, "backends=jax: is the name of a backend of mpcompare: give yours",
+    ),
     "a step": ({"backends": [lambda model: 0]}, "backends=<lambda>: takes (model): write def step(model, optimizer,"),
     "a scaler": ({"backends": [step_with_a_scaler_of_its_own]}, "backends=step_with_a_scaler_of_its_own: uses SCALER"),
     "data": ({"data": 3}, "data=int: expected a DataLoader, a Dataset, tensors or arrays (x, y), the name of a data"),

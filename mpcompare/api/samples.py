@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from mpcompare.errors import InputError, fault_of_call, in_full
+from mpcompare.tasks.data.given import kind_of, tensor_of
 
 EXPECTED = (
     "expected a DataLoader, a Dataset, tensors or arrays (x, y), the name of a data set, or a function of the seed "
@@ -34,7 +35,7 @@ def parts_of(data: Any, wanted: int, model: Any, loss: Any) -> Parts:
     """
     parts = data if isinstance(data, (tuple, list)) else ()
     if len(parts) == 4 and all(isinstance(each, Tensor | np.ndarray | Mapping) for each in parts):
-        return tree_map(_on_cpu, tuple(parts))
+        return tuple(_numbers(each, target=place % 2 == 1) for place, each in enumerate(parts))
     if len(parts) == 2 and all(map(_is_source, parts)):
         train, test = (_whole(each, wanted) for each in parts)
         return (*_pair(train, model, loss), *_pair(test, model, loss))
@@ -64,7 +65,9 @@ def batch_size_of(data: Any) -> int | None:
 
 def _is_indexed(data: Any) -> bool:
     """Returns whether it is a data set with a length, or a list of samples."""
-    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (str, type))
+    if isinstance(data, (str, type, IterableDataset)):  # the last has a __getitem__ that raises
+        return False
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
 def _is_source(data: Any) -> bool:
@@ -76,7 +79,7 @@ def _whole(data: Any, wanted: int) -> Any:
     if inspect.isclass(data):
         raise InputError("data", data.__name__, f"is a class: {EXPECTED}")
     if isinstance(data, Tensor | np.ndarray):
-        return _on_cpu(data)
+        return _on_cpu(data, target=False)
     if isinstance(data, Mapping) or (isinstance(data, tuple) and not any(map(_is_source, data))):
         return _numbers(data)
     if isinstance(data, list) and data and all(isinstance(each, Tensor | np.ndarray) for each in data):
@@ -127,23 +130,37 @@ def _joined(batches: list[Any]) -> Any:
         raise InputError("data", "loader", expected) from error
 
 
-def _numbers(batch: Any) -> Any:
-    """Returns a batch as a nest of tensors, without what no network takes, such as names of files."""
+def _numbers(batch: Any, target: bool | None = None) -> Any:
+    """Returns a batch as a nest of tensors, without what no network takes, such as names of files.
+
+    Args:
+        target: whether it is a target; None of a whole batch: its labels are one, or the last of several tensors is.
+    """
     if isinstance(batch, Mapping):
-        return {key: _numbers(value) for key, value in batch.items() if _holds_numbers(value)}
+        return {
+            key: _numbers(value, key in LABELS if target is None else target)
+            for key, value in batch.items()
+            if _holds_numbers(value)
+        }
     if isinstance(batch, (tuple, list)):
-        return tuple(_numbers(value) for value in batch)
+        last = len(batch) - 1
+        return tuple(
+            _numbers(value, 0 < place == last if target is None else target) for place, value in enumerate(batch)
+        )
     if not isinstance(batch, Tensor | np.ndarray):
         raise InputError("data", f"batch of {type(batch).__name__}", EXPECTED)
-    return _on_cpu(batch)
+    return _on_cpu(batch, bool(target))
 
 
 def _holds_numbers(value: Any) -> bool:
     return not isinstance(value, str) and not (isinstance(value, list) and value and isinstance(value[0], str))
 
 
-def _on_cpu(values: Any) -> Tensor:
-    return torch.as_tensor(values).detach().cpu()
+def _on_cpu(values: Any, target: bool) -> Tensor:
+    tensor = tensor_of(values, target)
+    if tensor is None:
+        raise InputError("data", kind_of(values), "expected a tensor or a numpy array of numbers")
+    return tensor
 
 
 def _pair(batch: Any, model: Any, loss: Any) -> tuple[Any, Any]:

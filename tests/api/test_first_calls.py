@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.trees import HalvesGradients
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import mpcompare
 from mpcompare.api.compare import Arguments, overrides_of
@@ -242,6 +243,37 @@ def test_as_many_samples_are_read_as_the_steps_need_and_the_last_are_held_out(tm
     assert [len(each) for each in (x_train, y_train, x_test, y_test)] == [80, 80, 10, 10]
 
 
+@pytest.mark.parametrize("four", [False, True])
+def test_arrays_are_taken_in_torchs_own_types(four, tmp_path):
+    x, y = X.double().numpy()[::-1], Y.int().numpy().astype(">i4")
+    data = (x, y, x[:9], y[:9]) if four else (x, y)
+    _, objects = composed(tmp_path, model=Net, data=data, batch_size=32)
+    x_train, y_train, _, y_test = objects.carried["in_memory"](0)
+    assert torch.equal(x_train[:9], X.flip(0)[:9])
+    assert (y_train.dtype, y_test.dtype) == (torch.int64, torch.int64)
+    assert torch.equal(y_train[:9], Y[:9])
+
+
+def test_arrays_of_a_dict_are_taken_in_torchs_own_types(tmp_path):
+    data = {"input_ids": np.ones((64, 5), np.int32), "labels": np.zeros(64, np.int32)}
+    _, objects = composed(tmp_path, model=Labelled, data=data, batch_size=8)
+    x_train, y_train, _, _ = objects.carried["in_memory"](0)
+    assert {name: each.dtype for name, each in x_train.items()} == {"input_ids": torch.int32, "labels": torch.int64}
+    assert y_train["labels"].data_ptr() == x_train["labels"].data_ptr()
+
+
+def test_a_loader_of_a_data_set_without_samples_by_number_is_read(tmp_path):
+    class Stream(IterableDataset):
+        def __len__(self):
+            return 640
+
+        def __iter__(self):
+            return iter(TensorDataset(X, Y))
+
+    overrides, _ = composed(tmp_path, model=Net, data=DataLoader(Stream(), batch_size=32))
+    assert "++task.batch_size=32" in overrides
+
+
 REFUSED = {
     "a name": ({"model": "resnet18"}, "model=resnet18: expected a module, its class, or a function"),
     "arguments": ({"model": Wide}, "model=Wide: missing a required argument: 'width': write model=lambda: Wide(...)"),
@@ -333,6 +365,12 @@ REFUSED = {
     "no value of a section": ({"train": {"stepz": 3}}, "train.stepz=3: expected one of steps, warmup_steps,"),
     "no value of the task": (
         {"model": Net, "task": {"batchsize": 3}}, "task.batchsize=3: expected one of model, loss, optimizer, batch",
+    ),
+    "an array of objects": (
+        {"model": Net, "data": (X.numpy(), np.array([None] * 640))}, "data=ndarray object: expected a tensor or a",
+    ),
+    "samples without numbers": (
+        {"model": Net, "data": (X.to("meta"), Y)}, "data=Tensor torch.float32: expected a tensor or a numpy array of",
     ),
     "three tensors": ({"model": Net, "data": (X, Y, X[:9])}, "data=3 tensors: expected 2 or 4, or several inputs and"),
     "several lengths": (

@@ -71,18 +71,33 @@ def batch_of(part: str, value: Any, name: str) -> Batch:
 
 
 def _tensor(part: str, value: Any, name: str) -> Tensor:
+    tensor = tensor_of(value, part.startswith("y"))
+    if tensor is None:
+        found = kind_of(value)
+        raise InputError("data._target_", name, f"{part} is a {found}: expected a tensor or a numpy array of numbers")
+    if tensor.dim() == 0 or tensor.numel() == 0:
+        shape = list(tensor.shape)
+        raise InputError("data._target_", name, f"{part} has shape {shape}: expected samples, at least one")
+    return tensor
+
+
+def tensor_of(value: Any, target: bool) -> Tensor | None:
+    """Returns numbers as a tensor on the CPU, those of an array in a dtype of torch's functions; None of all else."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        value = torch.from_numpy(np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("=")))
+        dtype = np.dtype(f"{value.dtype.kind}{min(value.dtype.itemsize, 8)}")  # in the byte order of the machine
+        value = torch.from_numpy(np.ascontiguousarray(value, dtype=dtype))
         if value.dtype is torch.float64:
             value = value.float()
-        elif part.startswith("y") and not value.is_floating_point():
+        elif target and not value.is_floating_point():
             value = value.long()
     if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_complex() or value.is_meta:
-        found = f"{type(value).__name__} {getattr(value, 'dtype', '')}".strip()
-        raise InputError("data._target_", name, f"{part} is a {found}: expected a tensor or a numpy array of numbers")
-    if value.dim() == 0 or value.numel() == 0:
-        raise InputError("data._target_", name, f"{part} has shape {list(value.shape)}: expected samples, at least one")
+        return None
     return value.detach().cpu()
+
+
+def kind_of(value: Any) -> str:
+    """Returns the type and the dtype of what is no tensor of numbers."""
+    return f"{type(value).__name__} {getattr(value, 'dtype', '')}".strip()
 
 
 def _sample(batch: Batch) -> str:

@@ -23,6 +23,8 @@ def test_arrays_of_numpy_are_taken_in_torchs_own_types():
     assert (data.y_train.dtype, data.y_test.dtype) == (torch.int64, torch.int64)
     big_endian = dataset_of((X.numpy().astype(">f8"), Y, X, Y), "load")
     assert torch.equal(big_endian.x_train, X)
+    backwards = dataset_of((X.numpy()[::-1].astype(np.longdouble), Y, X, Y), "load")
+    assert torch.equal(backwards.x_train, X.flip(0))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from mpcompare.api.objects import Objects
 from mpcompare.errors import InputError, check_choice, in_full
 from mpcompare.paths import CONF
 from mpcompare.tasks.any_optimizer import fault_of
+from mpcompare.tasks.groups import params_in
 from mpcompare.tasks.optimizers import OF_TORCH
 
 WORDS = sorted({path.stem for path in (CONF / "optimizer").glob("*.yaml")} - {"task", "torch"})
@@ -23,8 +24,8 @@ EXPECTED = f"expected one of {', '.join(WORDS)}, a class of torch.optim, or a fu
 
 
 def read(optimizer: Any, model: Any, objects: Objects) -> tuple[str, Mapping[str, Any]]:
-    """Returns the word of an optimizer, and its values. Raises InputError where it is no optimizer, or its updates
-    cannot be replayed.
+    """Returns the word of an optimizer, and its values. Raises InputError where it is no optimizer, its updates cannot
+    be replayed, or it leaves parameters of the network out.
 
     Args:
         optimizer: a word, a class like the classes of ``torch.optim``, an optimizer, or a function of the parameters
@@ -39,6 +40,8 @@ def read(optimizer: Any, model: Any, objects: Objects) -> tuple[str, Mapping[str
     if len(made.param_groups) > 1 and not isinstance(model, nn.Module):
         expected = "has groups of parameters without names: give the module itself as model, or task.optimizer.groups"
         raise InputError("optimizer", type(made).__name__, expected)
+    if isinstance(model, nn.Module):
+        _check_all_taken(made, model)
     first = {name: float(v) if isinstance(v, Tensor) else v for name, v in made.param_groups[0].items()}
     groups = {"groups": _groups(made, model)} if len(made.param_groups) > 1 else {}
     if known := OF_TORCH.get(type(made)):
@@ -93,6 +96,15 @@ def _made(maker: Any, model: Any) -> Any:
     if not isinstance(made, torch.optim.Optimizer):
         raise InputError("optimizer", _name(maker), f"makes a {type(made).__name__}: {EXPECTED}")
     return made
+
+
+def _check_all_taken(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Raises InputError where an optimizer leaves a parameter out that is not frozen: a run would train it."""
+    taken = set(map(id, params_in(optimizer)))
+    left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in taken]
+    if left:
+        expected = f"leaves {left[0]} of the model out: expected all parameters, or requires_grad_(False) of the others"
+        raise InputError("optimizer", type(optimizer).__name__, expected)
 
 
 def _groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import mpcompare
+from mpcompare.api import optimizers
 from mpcompare.api.compare import Arguments, overrides_of
 from mpcompare.api.objects import Objects
 from mpcompare.backends.amp import Amp
@@ -220,6 +221,16 @@ def test_groups_differ_in_rate_and_decay_only(make, said, tmp_path):
     optimizer = make([*net.hidden.parameters()], [*net.output.parameters()])
     with pytest.raises(InputError, match=f"optimizer: {said}: expected .* in all groups"):
         composed(tmp_path, model=net, data=(X, Y), optimizer=optimizer)
+
+
+def test_an_optimizer_over_a_part_of_the_network_is_refused_unless_the_rest_is_frozen(tmp_path):
+    net = Net()
+    for optimizer in (torch.optim.AdamW(net.output.parameters()), lambda params: torch.optim.AdamW([*params][2:])):
+        with pytest.raises(InputError, match=r"^optimizer=AdamW: leaves hidden.weight of the model out: expected all"):
+            optimizers.read(optimizer, net, Objects())
+    net.hidden.requires_grad_(False)
+    overrides, _ = composed(tmp_path, model=net, data=(X, Y), optimizer=torch.optim.AdamW(net.output.parameters()))
+    assert "optimizer=adamw" in overrides
 
 
 def test_groups_of_an_optimizer_without_a_decay_have_none(tmp_path):

@@ -1,16 +1,18 @@
 """The caller's network, loss, data and optimizer as overrides. They are tried out here, on a few samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
 from mpcompare.api import checks, optimizers, samples
 from mpcompare.api.arguments import Arguments
 from mpcompare.api.objects import Objects, written
 from mpcompare.errors import InputError
+from mpcompare.paths import CONF
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.data import Dataset, given
 from mpcompare.tasks.optimizers import Sgd
@@ -18,7 +20,7 @@ from mpcompare.tasks.task import Task
 from mpcompare.tasks.trial import try_out
 
 IN_MEMORY = "the data"  # the name of data that have none
-BATCH_SIZE, STEPS = 256, 20  # conf/task/module.yaml and conf/config.yaml
+TASK, STEPS = "mnist_mlp", 20  # conf/config.yaml
 WARMUP = 3
 
 
@@ -30,6 +32,7 @@ def overrides_of(call: Arguments, objects: Objects) -> list[str]:
             raise InputError("task", call.knobs["task"], "expected either a task, or a model, whose task is module")
         checks.check_model(call.model)
     loss = None if call.loss is None else checks.read_loss(call.loss)
+    set_loss = call.setting("task", "loss")  # a name, or a node
     overrides: list[str] = []
     if call.optimizer not in (None, "task"):  # the task's own
         word, values = optimizers.read(call.optimizer, call.model, objects)
@@ -44,8 +47,9 @@ def overrides_of(call: Arguments, objects: Objects) -> list[str]:
         load = partial(given.load, call.data, seed if isinstance(seed, int) else 0)
         overrides += ["data=function", f"++data={written('data', objects.function(call.data, 'data'))}"]
     elif call.data is not None:
-        loss = loss or ("model" if samples.has_labels(call.data) else None)
-        in_memory = _in_memory(call, loss)
+        if loss is None and set_loss is None and samples.has_labels(call.data):
+            loss = "model"
+        in_memory = _in_memory(call, loss or set_loss)
         load = partial(given.dataset_of, in_memory, IN_MEMORY)
         size = samples.batch_size_of(call.data)
         if size and _asked_size(call) is None:
@@ -60,24 +64,36 @@ def overrides_of(call: Arguments, objects: Objects) -> list[str]:
     if call.model is None:
         return overrides
     make = _copies_of(call.model) if isinstance(call.model, nn.Module) else call.model
-    if data is not None:
-        _try(call, make, loss or "cross_entropy", data)
+    if data is not None and not isinstance(set_loss, Mapping):  # nothing is made of a node here
+        _try(call, make, loss or set_loss or "cross_entropy", data)
     return ["task=module", f"++task.model={written('model', objects.call(make, 'model'))}", *overrides]
 
 
-def _asked_size(call: Arguments) -> Any:
-    return call.batch_size or call.setting("task", "batch_size")
+def _asked_size(call: Arguments) -> int | None:
+    return call.batch_size or _whole(call.setting("task", "batch_size"))
+
+
+def _whole(value: Any) -> int | None:
+    """Returns a positive whole number, or its digits, as Hydra reads it; None of all else, which the runs refuse."""
+    return int(value) or None if str(value).isdecimal() else None
 
 
 def _batch_size(call: Arguments) -> int:
-    """Returns the batch size of a call: the size it asks for, its loader's, or the default of the task ``module``."""
-    asked = _asked_size(call)
-    return asked if isinstance(asked, int) else samples.batch_size_of(call.data) or BATCH_SIZE
+    """Returns the batch size of a call: the size it asks for, its loader's, or the default of its task."""
+    return _asked_size(call) or samples.batch_size_of(call.data) or _default_size(call)
+
+
+def _default_size(call: Arguments) -> int:
+    chosen = call.setting("task") if isinstance(call.setting("task"), str) else TASK
+    path = CONF / "task" / f"{'module' if call.model is not None else chosen}.yaml"
+    if not path.is_file():  # Hydra knows it, or says what is wrong
+        path = CONF / "task" / f"{TASK}.yaml"
+    return int(OmegaConf.load(path)["batch_size"])  # type: ignore[index]
 
 
 def _in_memory(call: Arguments, loss: Any) -> samples.Parts:
     """Returns the samples of the caller's data, as many as the training and a few batches of held-out ones need."""
-    steps = call.steps or call.setting("train", "steps") or STEPS
+    steps = call.steps or _whole(call.setting("train", "steps")) or STEPS
     wanted = (steps + WARMUP) * _batch_size(call) * (samples.HELD_OUT + 1) // samples.HELD_OUT
     return samples.parts_of(call.data, wanted, call.model, loss or "cross_entropy")
 

@@ -285,6 +285,36 @@ def test_a_loader_of_a_data_set_without_samples_by_number_is_read(tmp_path):
     assert "++task.batch_size=32" in overrides
 
 
+@pytest.mark.parametrize("knobs", [{"task": {"loss": "mse"}}, {"task.loss": "mse"}])
+def test_the_loss_may_be_set_as_on_the_command_line(knobs, tmp_path):
+    overrides, _ = composed(tmp_path, model=nn.Linear(12, 12), data=(X, X), batch_size=8, **knobs)
+    assert overrides[-1] == "task.loss=mse"
+    assert not any("++task.loss" in each for each in overrides)
+
+
+def test_a_loss_that_is_set_takes_its_targets_of_a_dict(tmp_path):
+    overrides, objects = composed(tmp_path, data=Words(), batch_size=8, task={"loss": "cross_entropy"})
+    x_train, y_train, _, _ = objects.carried["in_memory"](0)
+    assert (list(x_train), y_train.shape) == (["input_ids"], (57,))
+    assert overrides[-1] == "task.loss=cross_entropy"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "samples"),
+    [
+        ({"train": {"steps": "50"}, "task": {"batch_size": "10"}, "model": Net}, 588),  # 50 steps and 3 of warm-up
+        ({"model": Net}, 6542),  # 23 batches of 256, and as many more as are held out
+        ({"task": "recipe_mlp"}, 13084),
+        ({}, 15000),  # the batch of mnist_mlp is 8192
+    ],
+)
+def test_as_many_samples_are_carried_as_the_task_needs(knobs, samples, tmp_path):
+    data = (torch.zeros(1, 12).expand(15000, 12), torch.zeros(1, dtype=torch.int64).expand(15000))
+    _, objects = composed(tmp_path, data=TensorDataset(*data), **knobs)
+    x_train, _, x_test, _ = objects.carried["in_memory"](0)
+    assert len(x_train) + len(x_test) == samples
+
+
 REFUSED = {
     "a name": ({"model": "resnet18"}, "model=resnet18: expected a module, its class, or a function"),
     "arguments": ({"model": Wide}, "model=Wide: missing a required argument: 'width': write model=lambda: Wide(...)"),

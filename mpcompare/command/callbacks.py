@@ -54,7 +54,7 @@ class ReportOfJobs(Callback):
 def _check(config: DictConfig, folder: str, below: bool) -> None:
     """Ends the program with one line if the output folder will not do, the report cannot be as it was asked for, or the
     job has no name for its files."""
-    from mpcompare.report.comparable import check_allowed
+    from mpcompare.report.comparable import check_allowed, check_is_list
     from mpcompare.report.formats import check_formats
 
     def asked(key: str) -> Any:
@@ -74,5 +74,7 @@ def _check(config: DictConfig, folder: str, below: bool) -> None:
             raise InputError("report.baseline", asked("report.baseline"), "expected the name of a backend")
         check_flag("report.strict", asked("report.strict"))
         check_formats(asked("report.formats"))
-        task = asked("task")
-        check_allowed(asked("report.allow"), [OmegaConf.to_container(task)] if task else [])  # type: ignore[list-item]
+        check_is_list(allow := asked("report.allow"))
+        if not below:  # the launcher has the tasks of a sweep's jobs
+            task = asked("task")
+            check_allowed(allow, [OmegaConf.to_container(task)] if task else [])  # type: ignore[list-item]

@@ -57,6 +57,7 @@ def launch(
     jobs = [job for entrants in races for job in entrants]
     if all(wrong := [_wrong_input(job) for job in jobs]):
         fail(*wrong)
+    _check_allowed(config, jobs)
     take_over(races)
     for job in jobs:
         records.plan(job.folder, job.record_at_start)
@@ -71,6 +72,17 @@ def _wrong_input(job: Job) -> str:
     except WRONG_INPUT as error:
         return str(error)
     return ""
+
+
+def _check_allowed(config: DictConfig, jobs: Sequence[Job]) -> None:
+    """Raises InputError unless report.allow names fields of the jobs' tasks. The sweep's own configuration lacks what
+    the sweep varies."""
+    from mpcompare.report.comparable import check_allowed  # pandas is slow to import
+
+    if isinstance(config.report, DictConfig):  # else each record says so
+        tasks = [job.record_at_start["config"].get("task") for job in jobs]
+        allow = OmegaConf.select(config, "report.allow", throw_on_resolution_failure=False)
+        check_allowed(allow, [task for task in tasks if isinstance(task, dict)])
 
 
 def run_races(races: Races, hydra: HydraContext) -> None:

@@ -9,15 +9,20 @@ from mpcompare.records import MACHINE, named_fields
 from mpcompare.report.runs import OBSERVED, Run
 
 
+def check_is_list(allow: object) -> Sequence[Any]:
+    """Returns ``allow``. Raises InputError unless it is a list."""
+    if isinstance(allow, str) or not isinstance(allow, Sequence):
+        raise InputError("report.allow", allow, "expected a list of names, such as [seed,task.optimizer.lr], or []")
+    return allow
+
+
 def check_allowed(allow: object, tasks: Iterable[Mapping[str, Any]]) -> None:
     """Raises InputError unless ``allow`` is a list of fields of a task identity, or of groups of them, as ``task`` or
     ``task.model``. ``tasks`` are the configurations of the tasks."""
-    if isinstance(allow, str) or not isinstance(allow, Sequence):
-        raise InputError("report.allow", allow, "expected a list of names, such as [seed,task.optimizer.lr], or []")
     fields = dict.fromkeys(field for task in tasks for field in named_fields("task", task))
     words = [field.split(".") for field in fields]
     known = dict.fromkeys(".".join(each[:end]) for each in words for end in range(1, len(each) + 1))
-    for name in allow:
+    for name in check_is_list(allow):
         check_choice("report.allow", name, (*dict.fromkeys(("task", *known)), "seed", *OBSERVED))
 
 

@@ -161,6 +161,18 @@ def test_jobs_that_share_a_folder_are_refused_before_the_first(cli, tmp_path):
     assert not list(tmp_path.rglob("result.json"))
 
 
+@pytest.mark.slow
+def test_what_a_sweep_varies_may_be_allowed_and_a_wrong_name_ends_it_before_its_first_job(cli, tmp_path):
+    sweep = ("plan", *SMALL, "backend=amp", "+task.model.extra=2,3", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    ended = cli(*sweep, "report.allow=[task.model.extr]")
+    assert ended.code == 2
+    assert "report.allow=task.model.extr: expected one of task, " in ended.err
+    assert not list(tmp_path.rglob("result.json"))
+    ended = cli(*sweep, "report.allow=[task.model.extra]")
+    assert ended.code == 0, ended.err
+    assert len(list(tmp_path.rglob("result.json"))) == 2
+
+
 @pytest.mark.parametrize(
     "wrong", slow_after(1, ["measure.rel_ci=0", "measure.budget_s=x", "hydra.launcher.silence_limit_s=-1"])
 )

@@ -117,7 +117,7 @@ def check_choice(field: str, value: object, accepted: Iterable[str]) -> None:
         raise InputError(field, value, f"expected one of {', '.join(choices)}{did_you_mean(value, choices)}")
 
 
-def fault_of_call(function: Callable[..., Any], *arguments: Any, **named: Any) -> str | None:
+def fault_of_call(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> str | None:
     """Returns the reason why a function cannot take these arguments; None where it can, or has no known signature."""
     try:
         inspect.signature(function).bind(*arguments, **named)

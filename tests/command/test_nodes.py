@@ -8,10 +8,11 @@ from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from support import nodes
 
-from mpcompare.command.nodes import instantiate
+from mpcompare.command.nodes import instantiate, task_of
 from mpcompare.errors import InputError
 
 LOSS = {"_target_": "support.nodes.loss", "_partial_": True}
+NAMED = {"_target_": "support.nodes.named"}
 
 
 def made(node):
@@ -37,3 +38,11 @@ def test_what_a_constructor_raises_has_one_kind():
     with pytest.raises(InstantiationException, match="Error in call to target") as raised:
         made({"_target_": "support.nodes.fails"})
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_an_argument_of_a_network_may_have_any_name():
+    names = {name: name for name in ("function", "arguments", "named", "field", "node", "config")}
+    task = {"_target_": "mpcompare.tasks.task.Task", "loss": "mse", "batch_size": 1, "model": {**NAMED, **names},
+            "optimizer": {"_target_": "mpcompare.tasks.optimizers.Sgd"},
+            "schedule": {"_target_": "mpcompare.tasks.schedules.Constant"}}  # fmt: skip
+    assert task_of(OmegaConf.create(task)).model() == names

@@ -13,3 +13,7 @@ def refuses(value):
 
 def fails():
     raise ZeroDivisionError("a bug")
+
+
+def named(**values):
+    return values

@@ -3,6 +3,8 @@
 import hashlib
 from collections.abc import Mapping
 
+import torch
+
 from mpcompare.tasks.batch import Batch, named
 
 
@@ -11,5 +13,6 @@ def fingerprint(tensors: Mapping[str, Batch]) -> str:
     digest = hashlib.sha256()
     for name, tensor in (leaf for each in tensors.items() for leaf in named(*each)):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().data)
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)  # numpy has no bf16
     return digest.hexdigest()[:16]

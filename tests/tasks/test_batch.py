@@ -53,6 +53,13 @@ def test_a_fingerprint_knows_each_tensor_and_its_name():
     assert nbytes(X, Tree((X, IDS))) == X.nbytes + IDS.nbytes
 
 
+def test_a_fingerprint_is_of_any_dtype_and_stays_what_it_was():
+    assert fingerprint({"x": X}) == "70178dc1fb0ac991"
+    assert fingerprint({"n": torch.tensor(3)}) == "15ee4ea19e648e54"
+    assert fingerprint({"x": X.bfloat16()}) != fingerprint({"x": (X + 1).bfloat16()})
+    assert fingerprint({"n": torch.tensor(3.0).bfloat16()}) != fingerprint({"n": torch.tensor(3.0).half()})
+
+
 def test_a_tree_is_saved_with_the_data(tmp_path):
     torch.save({"x": both()}, tmp_path / "x.pt")
     loaded = torch.load(tmp_path / "x.pt", mmap=True, weights_only=True)["x"]

@@ -125,8 +125,10 @@ def each(change: Callable[..., Tensor], *batches: Any) -> Any:
 
 
 def nbytes(*batches: Batch) -> int:
-    """Returns the bytes of all tensors; a tensor that is input and target, as in an autoencoder, counts once."""
-    return sum({t.data_ptr(): t.nbytes for batch in batches for t in tensors_of(batch)}.values())
+    """Returns the bytes of all tensors. A tensor that is input and target counts once, and so does one of which the
+    other is the beginning."""
+    tensors = sorted((t for batch in batches for t in tensors_of(batch)), key=lambda t: t.nbytes)
+    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())  # the largest at an address
 
 
 class OfTrees:

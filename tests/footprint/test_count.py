@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from support.marks import BF16_LSTM, slow_after
+from torch import nn
 
 from mpcompare.contract import Stepper
 from mpcompare.entrant.memory import first_steps
@@ -99,6 +100,16 @@ def test_kernels_that_add_16_bits_to_fp32_are_counted():
     real = measured(recipe, task, batch)
     assert footprint.bytes == pytest.approx(real, rel=0.02)
     assert without.bytes < 0.9 * real
+
+
+def test_a_batch_norm_of_single_features_is_counted():
+    def network():
+        return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+    task = Task(network, "cross_entropy", Sgd(), 32)
+    footprint = count(BY_NAME["fp32"], task.new_model(0, CPU), task, Batch((8,), torch.float32))
+    assert footprint.by_kind["params"] == 4 * (9 * 16 + 2 * 16 + 17 * 4)
+    assert footprint.by_kind["buffers"] == 4 * 2 * 16 + 8  # mean, variance, and the count of batches
 
 
 # Without a bf16 kernel an LSTM is computed operation by operation, and states are freed earlier than they are counted.

@@ -50,7 +50,11 @@ def test_a_fingerprint_knows_each_tensor_and_its_name():
     other = both()
     other.value["more"][0][3] = 9
     assert fingerprint({"x": both()}) != fingerprint({"x": other})
+
+
+def test_a_tensor_that_is_input_and_target_is_counted_once():
     assert nbytes(X, Tree((X, IDS))) == X.nbytes + IDS.nbytes
+    assert nbytes(X, X[:, :1]) == nbytes(X[:, :1], X) == X.nbytes
 
 
 def test_a_fingerprint_is_of_any_dtype_and_stays_what_it_was():

@@ -134,8 +134,8 @@ def _faster(comparison: Comparison) -> list[Sentence]:
         return [(Name(entry.label), f" takes {short(entry.run.finished.blocks.step_ms_p50)} ms a step.")]
     known = sorted((e for e in others if not math.isnan(e.time_ratio.low)), key=lambda e: e.time_ratio.median)
     said: list[Sentence] = []
-    if known and len(known) == len(others) and known[0].time_ratio.low > 1:
-        said += about(_baselines(comparison), " is the fastest.", " are the fastest.")
+    if len(known) == len(others) and all(entry.time_ratio.low > 1 for entry in known):
+        said += about(_only_baseline(comparison), " is the fastest.")
     told = [entry for entry in known if not entry.time_ratio.low <= 1 <= entry.time_ratio.high]
     for entry in told[:MOST]:
         ratio, of = entry.time_ratio, Name(comparison.label(entry.baseline))
@@ -152,7 +152,8 @@ def _faster(comparison: Comparison) -> list[Sentence]:
     apart = [entry for entry in known if not entry.side_by_side]
     said += about(apart, " took no turns with the baseline: drift of the machine counts.")
     if unknown := [entry for entry in others if entry not in known]:
-        rounds = min(entry.run.finished.blocks.timing.rounds for entry in unknown)
+        timed = [run.finished for entry in unknown for run in (entry.run, entry.baseline) if run]
+        rounds = min(each.blocks.timing.rounds for each in timed)
         blocks = f"{rounds} round{'' if rounds == 1 else 's'}, and {MIN_VALUES} are needed"
         said += about(unknown, f": too few blocks for a ratio ({blocks}).")
     return said
@@ -167,7 +168,7 @@ def _smaller(comparison: Comparison) -> list[Sentence]:
         return [(Name(entry.label), f" needs {_megabytes(entry.run)} at the peak of a step.")]
     said: list[Sentence] = []
     if others[0].memory_ratio > 1:
-        said += about(_baselines(comparison), " needs the least.", " need the least.")
+        said += about(_only_baseline(comparison), " needs the least.")
     for entry in others[:MOST]:
         assert entry.baseline is not None
         share = f"{_digits(entry.memory_ratio)} of the {_megabytes(entry.baseline)} of "
@@ -187,8 +188,10 @@ def _beware(entry: Entry) -> str:
     return BEWARE.get(entry.verdict.word, "") if entry.verdict else ""
 
 
-def _baselines(comparison: Comparison) -> list[Entry]:
-    return [entry for entry in comparison.finished if entry.is_baseline]
+def _only_baseline(comparison: Comparison) -> list[Entry]:
+    """Returns the baseline; nothing where there are several, which nobody has compared with each other."""
+    baselines = [entry for entry in comparison.finished if entry.is_baseline]
+    return baselines if len(baselines) == 1 else []
 
 
 def _digits(ratio: float) -> str:

@@ -93,6 +93,30 @@ def test_a_ratio_without_an_interval_is_no_number(tmp_path):
     assert said(tmp_path)["Faster?"] == "mine bf16: too few blocks for a ratio (1 round, and 6 are needed)."
 
 
+def test_the_blocks_of_a_baseline_may_be_the_few(tmp_path):
+    write_run(tmp_path / "0", "amp", blocks=[10.0] * 4)
+    write_run(tmp_path / "1", "mine", step_ms=5.0, blocks=[5.0] * 8)
+    assert said(tmp_path)["Faster?"] == "mine bf16: too few blocks for a ratio (4 rounds, and 6 are needed)."
+
+
+def test_the_baseline_is_the_fastest_only_where_every_ratio_tells(tmp_path):
+    write_run(tmp_path / "0", "amp", blocks=[10.0] * 8)
+    write_run(tmp_path / "1", "close", blocks=[10.2] * 8)
+    write_run(tmp_path / "2", "wide", blocks=[9.0, 11.6] * 4)
+    found = said(tmp_path)["Faster?"]
+    assert found.startswith("close bf16 takes 1.02 of the time of amp bf16")
+    assert found.endswith("which one is faster cannot be told.")
+
+
+def test_none_of_several_baselines_is_the_best(tmp_path):
+    for place, precision in enumerate(("fp32", "bf16")):
+        write_run(tmp_path / f"{place}0", "amp", precision)
+        write_run(tmp_path / f"{place}1", "mine", precision, step_ms=20.0, peak_memory_bytes=3_000_000)
+    found = said(tmp_path)
+    assert found["Faster?"].startswith("mine fp32 takes 2.00 of the time of amp fp32")
+    assert found["Smaller?"].startswith("mine fp32 needs 3 MB, 1.50 of the 2 MB of amp fp32")
+
+
 def test_times_of_other_races_are_in_doubt_and_times_of_a_wrong_run_too(tmp_path):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", step_ms=5.0, race="another")

@@ -171,6 +171,16 @@ def test_texts_that_steer_a_terminal_or_a_spreadsheet_are_texts(tmp_path, capsys
         assert ",'@SUM(1)," in row
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_brackets_and_colons_are_no_markup_of_a_console(tmp_path, capsys):
+    for place, backend in enumerate(("amp", "mine [one]", "mine [/x]", "mine :x:")):
+        write_run(tmp_path / str(place), backend)
+    report([tmp_path], tmp_path / "report", "amp", formats=[])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    for name in ("mine [one]", "mine [/x]", "mine :x:"):
+        assert sum(line.startswith(f"{name} ") for line in lines) >= 2  # runs and phases
+
+
 def test_a_dollar_is_a_dollar_in_every_figure(three):
     for file in three.glob("*/result.json"):
         text = file.read_text().replace("mine", "$a_{mine$").replace('"t"', '"$t^$"').replace("asked for", r"$\nope$")

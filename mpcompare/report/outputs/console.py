@@ -37,9 +37,9 @@ Cells = Sequence[str | Text]
 
 def write(report: Report, folder: Path) -> None:
     """Prints the report; ``folder`` is for outputs that are files."""
-    console = Console()
+    console = Console(markup=False, emoji=False)  # a label may have brackets
     if not console.is_terminal:
-        console = Console(width=PIPE)
+        console = Console(width=PIPE, markup=False, emoji=False)
     for comparison in report.comparisons:
         _show(console, comparison)
     if not report.has_baseline:

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import work
-from support.marks import slow_after
 from support.networks import DroppingGpt
 from support.tasks import make_batch, make_task, mlp_of
 from torch import nn
@@ -29,7 +28,8 @@ def test_of_an_mlp_they_are_the_products_of_its_phases(hidden):
     assert step_flops(task.new_model(0, CPU), task.loss_fn, *make_batch(task, CPU)) == expected
 
 
-@pytest.mark.parametrize("reentrant", slow_after(1, [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [False, True])
 def test_what_a_checkpoint_computes_again_counts(reentrant):
     x, y = torch.randint(20, (4, 8)), torch.randint(20, (4, 8))
     plain, again = (

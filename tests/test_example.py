@@ -32,6 +32,7 @@ def test_the_page_shows_the_files_of_the_example():
     assert sorted(python) == sorted(text for name, text in shown().items() if name.endswith(".py"))
 
 
+@pytest.mark.slow
 def test_the_backend_of_the_example_keeps_the_contract(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE))
     from my_amp.backend import MyAmp

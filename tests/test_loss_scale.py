@@ -41,6 +41,7 @@ def follow(policy: StaticLossScale, trace: list[bool], static: bool = False) -> 
     assert scaler.get_scale() == policy.scale
 
 
+@pytest.mark.slow
 @given(
     trace=st.lists(st.booleans(), min_size=1, max_size=60),
     init_scale=st.sampled_from([1.0, 3.0, 1000.0, 65536.0, 2.0**120]),

@@ -157,9 +157,10 @@ def test_the_loss_has_the_digits_of_its_dtype(device, precision, loss, softmax, 
 # ---- what else has to stay right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"master_params": False}, {"softmax": "fp16"}, {"softmax": "bf16"}])
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
-@pytest.mark.parametrize("momentum", slow_after(1, [0.9, 0.0]))
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_the_memory_model_is_what_is_measured(options, precision, momentum):
     task = make_task(in_features=200, hidden=[300, 250], out_features=400, batch_size=512, momentum=momentum)
     x, y = make_batch(task, CPU)

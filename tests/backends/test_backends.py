@@ -13,7 +13,6 @@ from support.backends import (
     step_to_gradients,
     take_step,
 )
-from support.marks import slow_after
 from support.tasks import make_batch, make_task, mlp_of
 
 from mpcompare.backends import scratch
@@ -101,6 +100,7 @@ def test_manual_gradients_for_any_shape_and_depth(
     assert_as_good_as_peer(name_engine[0], task, precision, CPU, name_engine[1], seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MANUAL)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
@@ -206,7 +206,8 @@ def test_overflow_leaves_parameters_and_optimizer_bit_identical(device, name, po
     assert float(backend.loss_scale()) == policy.init_scale * (0.5 if isinstance(policy, DynamicLossScale) else 1)
 
 
-@pytest.mark.parametrize("precision", slow_after(1, ["fp16", "bf16"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_scale_trajectory_and_skipped_steps_equal_amps(device, precision):
     task = make_task(hidden=[64], lr=0.5)
     backends = [make_backend(n, task, precision, device, DynamicLossScale(2.0**30, growth_interval=4)) for n in SCALED]

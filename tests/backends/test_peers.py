@@ -111,6 +111,7 @@ def policy_of(policy):
     return type(policy)(**{k: getattr(policy, k) for k in ("init_scale", "growth_interval") if hasattr(policy, k)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (4, 4), (4, 0)])
 def test_a_graph_continues_from_a_state_whether_it_is_captured_or_not(device, before, after):
     """The state is saved after ``before`` steps and loaded after ``after`` steps; the first 2 steps are warm-up."""
@@ -151,7 +152,8 @@ def test_a_skipped_first_step_leaves_no_momentum(device, empty_is_nan):
         torch.testing.assert_close(p, before[k] - task.optimizer.lr * grads[k], rtol=2.0**-22, atol=2.0**-24)
 
 
-@pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_the_verdict_on_a_graph_is_same(device, precision):
     task = make_task(in_features=40, hidden=[64], samples=32 * 30, momentum=0.9)
     dataset = dataset_of(task)

@@ -104,6 +104,7 @@ def random_tensors(draw):
 NUMBERS = st.one_of(st.floats(), st.integers(1 - 2**63, 2**63 - 1))  # a larger one is no count
 
 
+@pytest.mark.slow
 @given(
     st.fixed_dictionaries(
         {
@@ -186,6 +187,7 @@ def test_a_state_that_would_lose_something_is_not_saved(tmp_path):
 # A damaged checkpoint is one line.
 
 
+@pytest.mark.slow
 def test_every_byte_of_both_files_counts(tmp_path):
     small = Checkpoint({"params": {"w": torch.ones(2)}, "buffers": {}, "optimizer": {}, "loss_scale": {}}, 3, 3, 3, {})
     path = save(tmp_path, small)

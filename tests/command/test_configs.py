@@ -10,6 +10,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from support.marks import slow_rows
 from support.tasks import mlp_of
 
 from mpcompare import backends
@@ -33,7 +34,11 @@ def hydra_context():
         yield
 
 
-@pytest.mark.parametrize(("group", "option"), [(g, o) for g, options in GROUPS.items() for o in options])
+FIRST = [(group, options[0]) for group, options in GROUPS.items() if options]
+OTHERS = [(group, option) for group, options in GROUPS.items() for option in options[1:]]
+
+
+@pytest.mark.parametrize(("group", "option"), [*FIRST, *slow_rows(OTHERS)])
 def test_every_option_composes_and_instantiates(group, option):
     override = f"+{group}={option}" if group in ("experiment", "ablation") else f"{group}={option}"
     # A template needs the user's module or function, and reviews need a model with a vocabulary.
@@ -101,6 +106,7 @@ def test_the_command_line_has_the_last_word_on_an_optimizer(optimizer):
     assert (found.lr, found.weight_decay) == (0.5, 0.25)
 
 
+@pytest.mark.slow
 def test_the_command_line_has_the_last_word_on_what_one_optimizer_or_schedule_takes():
     assert task_of("optimizer=sgd", "task.optimizer.momentum=0.5").optimizer == Sgd(0.01, 0.5)
     assert task_of("optimizer=adamw", "task.optimizer.betas=[0.8,0.9]").optimizer == AdamW(betas=(0.8, 0.9))
@@ -118,6 +124,7 @@ OWN_ADAM = "optimizer: {_target_: mpcompare.tasks.optimizers.Adam, lr: 0.25, eps
 OWN_WARMUP = "schedule: {_target_: mpcompare.tasks.schedules.Warmup, steps: 7}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "overrides", "expected"),
     [
@@ -260,6 +267,7 @@ def test_the_task_brings_its_data_and_the_command_line_has_the_last_word():
     assert "digits" in compose("config", ["task=recipe_mlp", "data=digits"]).data._target_
 
 
+@pytest.mark.slow
 def test_defaults_are_the_ones_that_are_documented():
     cfg = compose("config", [])
     task = nodes.task_of(cfg.task)
@@ -285,6 +293,7 @@ def test_every_experiment_opens_with_the_command_that_runs_it():
         assert f"# python -m mpcompare +experiment={name}" in text.splitlines()[:3]
 
 
+@pytest.mark.slow
 def test_the_first_look_asks_the_question_of_the_default_task_at_a_smaller_size():
     cfg = compose("config", ["+experiment=first_look"], return_hydra_config=True)
     assert str(cfg.hydra.mode).endswith("MULTIRUN")

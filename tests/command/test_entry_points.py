@@ -47,6 +47,7 @@ def install(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_help_lists_it_and_imports_nothing(cli, install):
     install("its_amp", "raise SystemError('imported')", my_amp="its_amp.backend:MyAmp")
     ended = cli("--help")
@@ -86,6 +87,7 @@ def test_a_run_takes_its_options(cli, install, tmp_path):
     assert (result["backend"], result["engine"], result["status"]) == ("my_amp", "low", "ok")
 
 
+@pytest.mark.slow
 def test_an_option_that_it_does_not_take_is_one_line(cli, install):
     install("its_amp", BACKEND, my_amp="its_amp.backend:MyAmp")
     ended = cli(*SMALL, "backend=my_amp", "backend.sped=low")

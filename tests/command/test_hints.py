@@ -53,17 +53,15 @@ def test_an_option_is_one_line_with_what_is_like_it(cli, override, hint):
     assert line.endswith(hint)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    slow_after(
-        2,
-        [
-            ["precision=fp17"],
-            ["-m", "precision=fp16,fp17"],
-            ["task=module"],
-            ["-m", "backend=amp,fp32", "train.steps=0,-3"],
-        ],
-    ),
+    [
+        ["precision=fp17"],
+        ["-m", "precision=fp16,fp17"],
+        ["task=module"],
+        ["-m", "backend=amp,fp32", "train.steps=0,-3"],
+    ],
 )
 def test_it_is_refused_before_torch_is_imported(cli, monkeypatch, tmp_path, words):
     for name in ("mpcompare.entrant.plan", "mpcompare.entrant.entrant", "mpcompare.command.clean", "torch"):
@@ -80,6 +78,7 @@ def test_a_key_of_ones_own_can_be_added(cli):
     assert "- 3" in ended.out
 
 
+@pytest.mark.slow
 def test_a_group_of_ones_own_may_be_named_nearly_as_one_of_ours(cli, tmp_path):
     (tmp_path / "conf" / "experiments").mkdir(parents=True)
     (tmp_path / "conf" / "experiments" / "mine.yaml").write_text("a: 1\n")

@@ -16,7 +16,6 @@ import pandas as pd
 import psutil
 import pytest
 from support import command
-from support.marks import slow_after
 
 from mpcompare.command import belongings
 
@@ -173,9 +172,8 @@ def test_what_a_sweep_varies_may_be_allowed_and_a_wrong_name_ends_it_before_its_
     assert len(list(tmp_path.rglob("result.json"))) == 2
 
 
-@pytest.mark.parametrize(
-    "wrong", slow_after(1, ["measure.rel_ci=0", "measure.budget_s=x", "hydra.launcher.silence_limit_s=-1"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", ["measure.rel_ci=0", "measure.budget_s=x", "hydra.launcher.silence_limit_s=-1"])
 def test_wrong_rules_end_a_sweep_before_its_first_job(cli, tmp_path, wrong):
     ended = cli("-m", "backend=amp,fp32", *SMALL, wrong, f"hydra.sweep.dir={tmp_path / 's'}")
     assert ended.code == 2

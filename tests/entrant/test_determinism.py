@@ -52,6 +52,7 @@ def test_without_it_the_flag_is_off(cli, tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["flags"]["deterministic_algorithms"] is False
 
 
+@pytest.mark.slow
 def test_anything_but_true_and_false_is_refused(cli):
     ended = cli(*SMALL, "train.deterministic=maybe")
     assert ended.code == 2

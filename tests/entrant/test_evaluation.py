@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 from support.entrants import AT_START, PLAN, turn
-from support.marks import slow_after
 from support.networks import DroppingGpt
 from support.plans import replan
 from support.tasks import make_task
@@ -73,7 +72,8 @@ def test_evaluating_after_every_step_changes_no_bit_of_training(tmp_path):
     assert curve["test_loss"].is_unique  # each step's own network is evaluated
 
 
-@pytest.mark.parametrize("schedule", slow_after(2, [(None, [7]), (2, [2, 4, 6, 7]), (7, [7]), (100, [7])]))
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [(None, [7]), (2, [2, 4, 6, 7]), (7, [7]), (100, [7])])
 def test_the_last_step_is_always_evaluated_and_once(tmp_path, schedule):
     every, steps = schedule
     assert train(tmp_path / "0", eval={"every": every})[1]["step"].tolist() == steps

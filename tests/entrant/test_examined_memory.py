@@ -18,6 +18,7 @@ from mpcompare.records import RunRecorder
 from mpcompare.report.verdicts import judge_run
 
 
+@pytest.mark.slow
 def test_the_record_says_what_an_examination_took(tmp_path):
     entrant = compete(replan(PLAN, verdict={"enabled": True}), RunRecorder(tmp_path, AT_START))
     turn(entrant, None)

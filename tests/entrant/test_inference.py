@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 from support.entrants import AT_START, PLAN, block, turn
-from support.marks import CUDA, slow_after
+from support.marks import CUDA
 from support.plans import replan
 from support.records import write_run
 from support.tasks import make_task
@@ -70,8 +70,9 @@ class Trained:
         return take(SimpleNamespace(plan=plan, setup=self.setup, trained=trained, shared=self.shared))["inference"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-@pytest.mark.parametrize("bits", slow_after(1, ["bf16", "fp16"]))
+@pytest.mark.parametrize("bits", ["bf16", "fp16"])
 def test_each_way_is_as_exact_as_its_rounding_and_fp32_as_evaluating(tmp_path, device, bits):
     trained = Trained(tmp_path / "0", steps=200, device=device, precision=bits)
     setup = trained.setup
@@ -206,6 +207,7 @@ def test_recurrent_layers_in_fp16_on_a_cpu_are_measured_where_it_has_them_and_en
     assert found["fp32"]["latency_ms"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked_for", "rows"), [(None, 16), (7, 7), (2000, 2000)])
 def test_a_batch_has_the_rows_of_a_micro_batch_or_those_asked_for(tmp_path, monkeypatch, asked_for, rows):
     task = replace(PLAN.task, accumulate=2)
@@ -220,6 +222,7 @@ def test_a_batch_has_the_rows_of_a_micro_batch_or_those_asked_for(tmp_path, monk
     assert found["ways"]["fp32"]["samples_per_s"] == rows / 2e-3
 
 
+@pytest.mark.slow
 def test_entrants_of_a_race_share_what_it_costs_and_say_how_exact_their_own_weights_are(tmp_path):
     shared = Shared(tmp_path)
     (tmp_path / "race").mkdir()
@@ -273,6 +276,7 @@ def row(ms, accuracy=0.5):
             "peak_memory_bytes": 6_000_000}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_table_has_a_row_for_each_way_of_each_run(tmp_path, capsys):
     found = {"autocast fp16": row(4.0, 0.25), "fp16 weights": {"unavailable": "RuntimeError: no"}, "fp32": row(8.0)}
@@ -300,6 +304,7 @@ def test_the_table_has_a_row_for_each_way_of_each_run(tmp_path, capsys):
     assert " ".join(line.split()) == "mine bf16 autocast fp16 0.2500 1.25000"  # its costs stand in the rows above
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_no_run_without_inference_has_a_table(tmp_path, capsys):
     write_run(tmp_path / "0", "amp")

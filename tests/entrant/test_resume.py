@@ -186,6 +186,7 @@ OTHERS = [
 CHAIN = [("amp", "fp16"), ("scratch", "fp16"), ("fused", "fp16"), ("fp32", "fp32")]
 
 
+@pytest.mark.slow
 @property_test(10, 300)
 def test_any_backend_continues_from_the_exact_state_of_another(examples, tmp_path_factory):
     @settings(max_examples=examples)
@@ -340,6 +341,7 @@ def refused(plan, folder, message):
     assert "\n" not in str(said.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "schedule"), [(Fp32, Cosine()), (Noisy, Constant())])
 def test_a_run_ends_as_if_it_had_not_been_interrupted(tmp_path, cls, schedule):
     task = replace(PLAN.task, schedule=schedule)
@@ -405,6 +407,7 @@ def test_a_checkpoint_counts_no_skipped_step_as_an_update(tmp_path):
     assert [(each.step, each.updates) for each in saved] == [(5, 2), (10, 7), (10, 4)]
 
 
+@pytest.mark.slow
 def test_saving_is_no_part_of_a_step(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "save", lambda *args: time.sleep(0.5))
     trained(replan(PLAN, train={"checkpoint_every": 2, "steps": 4}), tmp_path / "run")

@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import pytest
-from support.marks import slow_after
 
 from mpcompare.command.nodes import composed, instantiate
 from mpcompare.footprint.__main__ import main
@@ -50,7 +49,8 @@ def test_a_mistake_is_one_line(arguments, message, monkeypatch, capfd):
     assert stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", slow_after(1, ["char_gpt", "text_lstm", "recipe_mlp"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["char_gpt", "text_lstm", "recipe_mlp"])
 def test_samples_have_the_shapes_of_the_data(name):
     subject = subject_of(Wish(name))
     dataset = instantiate(composed([f"task={name}", "task.samples=600"] if "mlp" in name else [f"task={name}"]).data)(0)

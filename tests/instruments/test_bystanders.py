@@ -72,6 +72,7 @@ def test_a_clock_that_is_cut_off_is_none(monkeypatch, tmp_path):
         assert bystanders._cpu_mhz() == (2725 if kept < 20 else pytest.approx(7900 / 3))
 
 
+@pytest.mark.slow
 def test_the_load_of_the_machine_is_seen():
     bystanders = Bystanders(CPU)
     bystanders.start()
@@ -100,6 +101,7 @@ def test_what_a_process_computes_between_its_turns_is_seen():
         assert seen["cores_between_turns"] == seen["cpu_s_between_turns"] / seen["s_between_turns"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [True, False])
 def test_what_its_children_compute_is_its_own(ends):
     last = "" if ends else "; time.sleep(60)"

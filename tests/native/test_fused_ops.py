@@ -138,6 +138,7 @@ BACKWARD_SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @DTYPE
 def test_linear_backward_against_float64(device, dtype):
     for n, ins, outs in BACKWARD_SHAPES:
@@ -199,6 +200,7 @@ def test_linear_backward_of_rows_further_apart(n, ins, outs, dtype, pad):
     check_linear_backward_of_rows_further_apart(n, ins, outs, dtype, pad, CPU)
 
 
+@pytest.mark.slow
 @DTYPE
 def test_linear_backward_of_padded_rows(device, dtype):
     for n, ins, outs in BACKWARD_SHAPES:
@@ -250,6 +252,7 @@ def test_cross_entropy_of_more_rows_than_a_grid_holds(device):
     check_cross_entropy(randn(20_001, 3, device=device), labels(20_001, 3, device), "fp32")
 
 
+@pytest.mark.slow
 @given(n=st.integers(1, 300), c=st.integers(1, 70), dtype=st.sampled_from(list(UNIT_ROUNDOFF)), wide=st.booleans(),
        log_scale=st.integers(-4, 20), spread=st.floats(0, 30))  # fmt: skip
 def test_cross_entropy_of_any_shape(n, c, dtype, wide, log_scale, spread):

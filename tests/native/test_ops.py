@@ -74,6 +74,7 @@ def test_gemm_of_any_shape_and_row_stride(M, N, K, dtype, trans_a, trans_b, alph
         assert c.as_strided((M, pad), c.stride(), N).isnan().all()  # nothing written between the rows
 
 
+@pytest.mark.slow
 @given(
     M=st.integers(1, 400), N=st.sampled_from([1, 2, 9, 10, 14, 15, 33]), K=st.integers(1, 1500),
     dtype=st.sampled_from(list(UNIT_ROUNDOFF)), trans_a=st.booleans(), trans_b=st.booleans(),
@@ -297,6 +298,7 @@ def test_what_gemm_cannot_do_is_rejected(device, change, message):
         ops.native_gemm(*change(a, b, c))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_opcheck(device, dtype):
     a, b, c = operands(4, 8, 6, dtype, device=device)

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from matplotlib.collections import LineCollection
 
@@ -24,6 +25,7 @@ def test_all_formats_stand_in_it_with_their_numbers():
     assert len(gaps.texts) == len(labels)
 
 
+@pytest.mark.slow
 def test_relative_gaps_are_flat_among_normal_numbers_and_1_at_the_smallest():
     gaps = formats().axes[1]
     curves = {line.get_label(): line.get_xydata() for line in gaps.lines if len(line.get_xdata()) > 1}

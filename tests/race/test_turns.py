@@ -79,6 +79,7 @@ def test_the_batches_of_a_round_are_drawn_anew_and_said_when_the_block_begins():
     assert len({*timed, *(order.seed for order in prepared)}) == 20
 
 
+@pytest.mark.slow
 def test_the_race_looks_at_its_own_clock_while_a_block_runs():
     class Sleeper(Pretender):
         def turn(self, order):
@@ -113,6 +114,7 @@ def test_timing_goes_on_until_the_widest_interval_is_narrow():
     assert finish.half_width <= 0.02
 
 
+@pytest.mark.slow
 def test_the_budget_ends_it_and_says_so():
     noise = np.random.default_rng(0)
     board, entrant = Board(), Pretender("a", [], lambda _: noise.lognormal())

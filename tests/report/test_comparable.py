@@ -120,6 +120,7 @@ def test_sweeps_are_merged_where_each_shares_a_task_with_another(tmp_path):
         compare(find_runs([tmp_path / "A", tmp_path / "C"]), "amp")
 
 
+@pytest.mark.slow
 def test_a_report_of_many_tasks_compares_each_run_with_runs_of_its_task_only(tmp_path, monkeypatch):
     calls, real = [], comparable.differing
     monkeypatch.setattr(comparable, "differing", lambda *runs: calls.append(runs) or real(*runs))

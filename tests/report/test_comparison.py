@@ -73,6 +73,7 @@ def two_sweeps(folder, here, there):
             write_run(folder / sweep / f"{i}-mine", "mine", sweep=sweep, batch_size=size, step_ms=5 * scale, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("here", "there", "told_apart"),
     [

@@ -5,7 +5,6 @@ import os
 
 import pandas as pd
 import pytest
-from support.marks import slow_after
 from support.records import MEASURED, write_run
 
 from mpcompare.errors import InputError
@@ -54,7 +53,8 @@ def rows(folder):
     return {row["run"]: row["status"] for row in data.summary_rows(contents)}
 
 
-@pytest.mark.parametrize("apart", slow_after(1, [8, 4]))  # one value for each field, or two
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [8, 4])  # one value for each field, or two
 def test_any_field_may_hold_anything_and_two_others_have_their_rows(three, apart):
     file = three / "2-other" / "result.json"
     result = json.loads(file.read_text())
@@ -156,6 +156,7 @@ def test_a_judge_that_stops_costs_one_verdict(three, monkeypatch):
     assert verdicts["0-mine"].because == ""
 
 
+@pytest.mark.slow
 def test_texts_that_steer_a_terminal_or_a_spreadsheet_are_texts(tmp_path, capsys):
     write_run(tmp_path / "0", "\x1b[2Jamp", dataset="=cmd|' /C calc'!A0", device_name="@SUM(1)")
     write_run(tmp_path / "1", "+mine", dataset="=cmd|' /C calc'!A0", device_name="@SUM(1)")
@@ -181,6 +182,7 @@ def test_brackets_and_colons_are_no_markup_of_a_console(tmp_path, capsys):
         assert sum(line.startswith(f"{name} ") for line in lines) >= 2  # runs and phases
 
 
+@pytest.mark.slow
 def test_a_dollar_is_a_dollar_in_every_figure(three):
     for file in three.glob("*/result.json"):
         text = file.read_text().replace("mine", "$a_{mine$").replace('"t"', '"$t^$"').replace("asked for", r"$\nope$")

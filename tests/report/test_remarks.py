@@ -31,6 +31,7 @@ def test_what_could_not_be_checked_is_said_once_for_those_that_are_the_same(tmp_
     ]
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_what_the_model_says_is_named(tmp_path, capsys):
     write_run(tmp_path / "0", "above", peak_memory_bytes_analytic=1_900_000, **MEASURED)
     write_run(tmp_path / "1", "close", peak_memory_bytes_analytic=1_910_000, **MEASURED)
@@ -51,6 +52,7 @@ def test_memory_that_is_not_what_the_model_says_is_named(tmp_path, capsys):
     assert summary["peak_rss_bytes"].isna().tolist() == [False, False, True, True]
 
 
+@pytest.mark.slow
 def test_who_computes_in_the_turns_of_others_is_named_and_other_programs_are_not_blamed_for_it(tmp_path, capsys):
     write_run(tmp_path / "0", "busy", out_of_turn=1.5, other_cores=0.1)
     write_run(tmp_path / "1", "amp", out_of_turn=0.0015, other_cores=1.6)

@@ -65,6 +65,7 @@ def test_the_tests_of_the_suite_are_found():
     assert int(found) > 900
 
 
+@pytest.mark.slow
 def test_a_step_is_profiled_by_phases(run):
     for name in ("fused", "amp"):
         said = run(one_step, name, *TINY, "--precision", "bf16")
@@ -76,6 +77,7 @@ def test_the_clock_of_a_gpu_is_told():
     assert bench_ops.describe_clocks(rows) == "SM clock 1900 to 1902 MHz, median 1901; held back by: none 100 %"
 
 
+@pytest.mark.slow
 def test_operators_are_timed_against_torch(run, tmp_path, monkeypatch):
     monkeypatch.setattr(bench_ops, "cpu_peaks", lambda: {"fp32": 100.0, "fp16": 100.0, "bf16": 200.0})
     run(bench_ops, *TINY, "--params", 100, "--rounds", 2, "--csv", tmp_path / "a.csv")

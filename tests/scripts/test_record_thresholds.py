@@ -28,6 +28,7 @@ def test_the_search_ends_at_the_threshold_wherever_it_begins(step, start):
     assert threshold == find(model, loss, 2.0**16)
 
 
+@pytest.mark.slow
 def test_gradients_that_are_never_finite_end_the_program_with_one_line(step, capsys):
     model, loss = step
     with pytest.raises(SystemExit):

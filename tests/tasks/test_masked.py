@@ -100,6 +100,7 @@ def test_evaluation_counts_labels_and_not_tokens():
     assert scores["test_loss"] == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_prompts_are_left_out():
     plain, masked = topics(0, 24), topics(0, 24, masked=0.25)
     share = (masked.y_train == -100).double().mean()
@@ -129,6 +130,7 @@ def test_labels_that_are_no_classes_are_named(loss, label, message):
         try_out(task.new_model(0, CPU), task, DATA.x_train, y, "text")
 
 
+@pytest.mark.slow
 def test_backends_by_hand_have_no_masked_loss():
     for name in ("scratch", "fused"):
         task, _ = make(model=torch.nn.Linear)

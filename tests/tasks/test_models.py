@@ -5,7 +5,6 @@ from itertools import islice
 import pytest
 import torch
 import torch.nn.functional as F
-from support.marks import slow_after
 
 from mpcompare.errors import InputError
 from mpcompare.tasks.data import Dataset, batches
@@ -39,7 +38,8 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_after(4, TASKS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
 def test_each_model_learns_its_data(name):
     make, load, lr, left = TASKS[name]
     torch.manual_seed(0)

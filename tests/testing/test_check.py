@@ -360,6 +360,7 @@ def test_an_option_is_handed_to_the_constructor_and_a_wrong_one_is_named():
         check_backend(BACKENDS["scratch"], tasks=MLP, sped=1)
 
 
+@pytest.mark.slow
 def test_a_precision_that_it_does_not_have_is_an_input_error():
     with pytest.raises(InputError, match="precision=fp16: backend=Fp32 accepts one of auto, fp32"):
         check_backend(Fp32, precision="fp16")

@@ -226,6 +226,7 @@ class ThreeBits(Amp):
         g.copy_(torch.ldexp((digits * 8).round() / 8, exponents))
 
 
+@pytest.mark.slow
 @diagonal(1, name=["layer1.weight", "gain"], precision=["bf16", "fp16"])
 def test_one_wrong_parameter_is_no_gradient_that_is_passed_down(name, precision):
     task = GAINED if name == "gain" else MLP
@@ -245,6 +246,7 @@ class PassesDown(Amp):
         return g * (1 + 0.1 * torch.randn(g.shape, generator=torch.Generator().manual_seed(0)))
 
 
+@pytest.mark.slow
 def test_a_parameter_of_the_network_itself_has_a_layer_that_can_be_named():
     verdict = judged(PassesDown, GAINED)
     assert verdict.cause == "input gradient", verdict.because

@@ -40,6 +40,7 @@ MISNAMED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bug", "precision"), BUGS)
 def test_a_planted_bug_is_found_and_named(bug, precision):
     verdict = judged(bug, precision)

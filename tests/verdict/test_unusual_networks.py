@@ -48,6 +48,7 @@ def test_each_may_be_trained(make):
     try_out(task.new_model(0, torch.device("cpu")), task, data.x_train, data.y_train, "unusual", data.y_test)
 
 
+@pytest.mark.slow
 def test_a_replay_that_stops_costs_neither_the_update_nor_the_step(monkeypatch):
     """Timed steps are compared with steps of the trained backend. If it had left out a step, they would be accused."""
 
@@ -61,6 +62,7 @@ def test_a_replay_that_stops_costs_neither_the_update_nor_the_step(monkeypatch):
     assert run.findings.trained is not None
 
 
+@pytest.mark.slow
 def test_the_trained_backend_takes_its_step_whatever_stops_before_its_end(monkeypatch):
     def stops(*_):
         raise ArithmeticError("no comparison")

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.marks import slow_after
 from support.watched_loops import Loop
 from torch import nn
 
@@ -43,7 +42,8 @@ def test_weights_that_the_loop_rounds_after_each_step_are_no_masters(half):
     assert "before step 2" in defect.sentence
 
 
-@pytest.mark.parametrize("change", slow_after(1, [lambda p: 0.99 * p, lambda p: p.clamp(-0.1, 0.1)]))
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [lambda p: 0.99 * p, lambda p: p.clamp(-0.1, 0.1)])
 def test_weights_that_the_loop_moves_are_a_fact(change):
     seen = replace(TINY, after_step=each_weight(change)).run(mpcompare.watch)
     assert not seen.defects
@@ -115,6 +115,7 @@ def test_what_is_no_expectation_is_refused():
         seen.raise_if_wrong(expect=3)
 
 
+@pytest.mark.slow
 def test_a_number_that_is_clamped_to_one_of_16_bits_is_a_fact():
     class Scaled(nn.Sequential):
         def __init__(self):

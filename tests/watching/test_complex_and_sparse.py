@@ -148,7 +148,8 @@ def test_sparse_gradients_are_examined(dtype: torch.dtype, clip: float | None) -
     assert seen.not_examined == [f"updates of words.weight ({reason})"]
 
 
-@pytest.mark.parametrize("name", slow_after(1, ["words", "linear"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["words", "linear"])
 def test_a_wrong_gradient_is_seen_where_one_is_sparse(name: str) -> None:
     def make() -> nn.Module:
         model = Words()

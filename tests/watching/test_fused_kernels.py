@@ -70,6 +70,7 @@ def test_a_dropout_draws_by_the_operator_of_the_step(device, inplace, dtype, mon
     is_right(replace(SHORT, make=lambda: dropping(inplace), device=device, dtype=dtype).run(mpcompare.watch))
 
 
+@pytest.mark.slow
 @diagonal(1, dtype=FORMATS, causal=[False, True])
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_the_dropout_within_a_fused_attention_is_drawn_again(device, causal, dtype):
@@ -77,7 +78,8 @@ def test_the_dropout_within_a_fused_attention_is_drawn_again(device, causal, dty
     is_right(loop.run(mpcompare.watch))
 
 
-@pytest.mark.parametrize("dtype", slow_after(1, HALVES))
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", HALVES)
 def test_a_wrong_gradient_below_a_fused_attention_is_found(dtype):
     def make():
         model = Attends()
@@ -155,6 +157,7 @@ def test_a_layer_of_whose_backward_the_replay_makes_garbage_is_not_seen(monkeypa
     assert "not seen: an error of 10 % would not be found in rnn.weight_ih_l0" in str(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_wrong_gradient_of_a_recurrent_layer_is_found(device, monkeypatch):
     if device == "cpu":
@@ -181,7 +184,8 @@ def test_a_loss_may_round_as_its_operators_did(seed, device, dtype, monkeypatch)
     assert [each.partition(" (")[0] for each in seen.facts["loss_in_16_bits"]] == [seen.facts["loss"]]
 
 
-@pytest.mark.parametrize("dtype", slow_after(1, HALVES))
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_wrong_loss_in_16_bits_is_found(device, dtype, monkeypatch):
     if device == "cpu":
@@ -210,8 +214,9 @@ class Projects(nn.Module):
 QUERIES, KEYS = slice(0, 16), slice(16, 32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-@pytest.mark.parametrize("of_torch", slow_after(1, [True, False]))
+@pytest.mark.parametrize("of_torch", [True, False])
 def test_a_gradient_that_is_0_but_for_the_rounding_of_its_sum_may_be_0(of_torch, device):
     def loop(zeros):
         def make():

@@ -3,7 +3,7 @@ replaces by averages, as a known VQ-VAE does."""
 
 import pytest
 import torch
-from support.marks import diagonal, slow_after
+from support.marks import diagonal
 from support.unusual import Growing
 from support.watched_loops import Loop
 from torch import nn
@@ -56,6 +56,7 @@ def halved(weight):
     return node
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [False, True])
 @diagonal(1, at=[0, 1], dtype=[torch.float32, torch.bfloat16])
 def test_adapters_that_come_within_the_block_are_seen(at, wrong, dtype):
@@ -94,7 +95,8 @@ def codes(dtype, watched, wrong=False):
     return seen, model
 
 
-@pytest.mark.parametrize("dtype", slow_after(1, [torch.float32, torch.bfloat16]))
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parameters_that_forward_replaces_are_seen(dtype):
     seen, model = codes(dtype, watched=True)
     _, plain = codes(dtype, watched=False)

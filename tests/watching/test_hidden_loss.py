@@ -99,6 +99,7 @@ def test_a_card_without_seen_gradients_names_no_error_of_one():
     assert str(seen) == "1 of 1 layers and 0 of 1 parameters are seen"
 
 
+@pytest.mark.slow
 @diagonal(1, is_leaf=[True, False], dtype=[torch.float32, torch.bfloat16])
 def test_a_backward_within_backward_is_seen(is_leaf, dtype):
     """Embeddings are computed without gradients, and once more in a hook, as in the cached losses of

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from support.marks import slow_after
 from torch import nn
 from torch.nn import functional as F
 
@@ -69,19 +68,17 @@ class Training:
         return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
-    slow_after(
-        2,
-        [
-            (torch.float32, False),
-            (torch.float32, True, False),
-            (torch.bfloat16,),
-            (torch.float16,),
-            (torch.float16, True, True, True),
-            (torch.float32, False, True, True),
-        ],
-    ),
+    [
+        (torch.float32, False),
+        (torch.float32, True, False),
+        (torch.bfloat16,),
+        (torch.float16,),
+        (torch.float16, True, True, True),
+        (torch.float32, False, True, True),
+    ],
 )
 def test_each_optimizer_has_a_sum_of_its_own(given):
     watched, plain = Training(*given), Training(*given)
@@ -94,7 +91,8 @@ def test_each_optimizer_has_a_sum_of_its_own(given):
         assert all(map(torch.equal, model.parameters(), plain.models[name].parameters()))
 
 
-@pytest.mark.parametrize("plant", slow_after(1, ["generator.0.weight", "discriminator.2.weight"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", ["generator.0.weight", "discriminator.2.weight"])
 def test_a_wrong_gradient_is_found_from_the_second_update_on(plant):
     training = Training(torch.float32, plant=plant)
     seen = training.watched()
@@ -103,6 +101,7 @@ def test_a_wrong_gradient_is_found_from_the_second_update_on(plant):
     assert errors[1:] == [pytest.approx(0.01, rel=1e-3)] * (UPDATES - 1)
 
 
+@pytest.mark.slow
 def test_a_discriminator_that_is_frozen_for_the_loss_of_the_generator():
     training = Training(torch.float32)
     generator, discriminator = training.models.values()

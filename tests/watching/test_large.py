@@ -27,6 +27,7 @@ def words():
 LOOP = Loop(make=two_large_tensors, batch=words, loss=lambda z, y: F.cross_entropy(z.float(), y), updates=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_right_loop_has_no_defect_and_its_norms_are_those_of_all_numbers(device):
     norms = []

@@ -67,6 +67,7 @@ def watched(model, autocast):
     return seen
 
 
+@pytest.mark.slow
 @diagonal(reentrant=[False, True], autocast=[False, True])
 def test_casts_of_a_block_that_is_recomputed_are_widened(reentrant, autocast):
     torch.manual_seed(0)
@@ -75,6 +76,7 @@ def test_casts_of_a_block_that_is_recomputed_are_widened(reentrant, autocast):
     assert all(seen.sight.layers.values()), str(seen)
 
 
+@pytest.mark.slow
 def test_a_replay_recomputes_a_block_once():
     counts = []
     for reentrant in (None, False):
@@ -96,6 +98,7 @@ class Policy(nn.Module):
         return self.distribution.log_prob(actions).sum(-1)
 
 
+@pytest.mark.slow
 def test_a_policy_may_keep_its_distribution():
     torch.manual_seed(0)
     model = Policy()
@@ -110,6 +113,7 @@ def test_a_policy_may_keep_its_distribution():
     assert all(seen.sight.parameters.values()), str(seen)
 
 
+@pytest.mark.slow
 def test_a_loss_may_write_into_a_view():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
@@ -125,6 +129,7 @@ def test_a_loss_may_write_into_a_view():
     assert [seen.defects, seen.not_examined] == [[], []], str(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [2, 3])
 def test_a_norm_of_two_numbers_passes_down_roundings(width):
     class Normed(nn.Module):
@@ -196,6 +201,7 @@ def test_forward_may_call_itself():
     assert all(seen.sight.layers.values()), str(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enters", [False, True])
 def test_a_library_may_wrap_forward(enters):
     """The wrapper returns the loss in the place of the network's output, or enters autocast."""
@@ -217,6 +223,7 @@ def test_a_library_may_wrap_forward(enters):
     assert seen.facts["precision"] == ("bf16" if enters else "fp32")
 
 
+@pytest.mark.slow
 def test_a_loss_may_normalize_rows_in_16_bits():
     """In the loss of MoCo, normalize passes down a rest of two terms, which it rounds."""
     torch.manual_seed(1)
@@ -278,6 +285,7 @@ class Momentum(nn.Module):
         return z @ rows.to(z.dtype).T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "autocast"), [(torch.bfloat16, False), (torch.float16, False), (torch.float32, True)]
 )
@@ -295,6 +303,7 @@ def test_a_queue_of_keys_may_have_another_format(format, autocast):
     assert [seen.defects, seen.not_examined] == [[], []], str(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 def test_a_hook_may_be_on_while_a_loop_trains_alone(after):
     """Noise is added to embeddings (NEFTune), by a hook that is put on and taken off within the block."""

@@ -4,7 +4,6 @@ import contextlib
 
 import pytest
 import torch
-from support.marks import slow_after
 from support.watched_loops import spoil
 from torch import nn
 from torch.nn import functional as F
@@ -57,7 +56,8 @@ class Training:
         return seen
 
 
-@pytest.mark.parametrize("dtype", slow_after(1, HALVES))
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", HALVES)
 def test_a_right_loop_has_no_defect_and_trains_as_without_the_watch(dtype):
     watched, plain = Training(dtype), Training(dtype)
     seen = watched.train(mpcompare.watch)
@@ -71,7 +71,8 @@ def test_a_right_loop_has_no_defect_and_trains_as_without_the_watch(dtype):
     assert seen.facts["moved_before_steps"] == []
 
 
-@pytest.mark.parametrize("dtype", slow_after(1, HALVES))
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", HALVES)
 def test_a_wrong_gradient_is_found(dtype):
     training = Training(dtype)
     spoil(training.net[0].weight, lambda g: g * 1.1)
@@ -79,6 +80,7 @@ def test_a_wrong_gradient_is_found(dtype):
     assert [(defect.cause, defect.place) for defect in seen.defects] == [("gradient scaled", "0.weight")]
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_divided_is_a_fact():
     seen = Training(torch.float16, unscales=False, clip=1e9).train(mpcompare.watch)
     assert "gradients_times" not in seen.facts
@@ -91,11 +93,13 @@ def test_a_master_that_is_not_copied_to_its_weight_is_a_defect():
     assert [(defect.cause, defect.place) for defect in seen.defects] == [("stale weights", "0.weight")]
 
 
+@pytest.mark.slow
 def test_masters_that_the_loop_rounds_are_none():
     seen = Training(torch.bfloat16, rounds=True).train(mpcompare.watch)
     assert [defect.cause for defect in seen.defects] == ["no master weights"]
 
 
+@pytest.mark.slow
 def test_some_weights_may_have_masters_and_others_be_fp32():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 5)).bfloat16()

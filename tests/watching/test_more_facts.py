@@ -40,6 +40,7 @@ def refused(model, optimizer, expect, updates=2) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_that_are_no_longer_tied(tied):
     model = Tied(tied)
@@ -66,6 +67,7 @@ def test_a_network_that_is_a_norm_and_is_trained():
     assert seen.facts["statistics_of_frozen"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_run_that_goes_on_without_the_moments_of_the_one_before(loaded):
     model = Tied()
@@ -77,6 +79,7 @@ def test_a_run_that_goes_on_without_the_moments_of_the_one_before(loaded):
     assert bool(refused(model, optimizer, {"updates_before": 3})) != loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("detached", [True, False])
 def test_a_term_of_the_loss_that_passes_no_gradient(detached):
     model = nn.Linear(4, 3)
@@ -110,6 +113,7 @@ def test_a_loop_that_steps_with_another_optimizer():
     assert f"no optimizer that is watched took a step, and others did: {other}" in str(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of_network", "has"), [(True, "3 parameters of the network"), (False, "no parameter of the network")]
 )

@@ -3,6 +3,7 @@ weights (AWP). Each call is replayed with the weights that it had."""
 
 from contextlib import nullcontext
 
+import pytest
 import torch
 from support.marks import diagonal
 from torch import nn
@@ -68,6 +69,7 @@ class Training:
         return seen
 
 
+@pytest.mark.slow
 @diagonal(dtype=[torch.float32, torch.bfloat16], name=["embedding", ""])
 def test_each_call_has_the_weights_that_it_had(name, dtype):
     watched, plain = Training(name, dtype), Training(name, dtype)
@@ -87,6 +89,7 @@ def test_a_wrong_gradient_at_moved_weights_is_found():
     assert [defect.place for defect in loop.watched().defects] == ["head.weight"]
 
 
+@pytest.mark.slow
 def test_an_attack_that_autocast_does_not_see_is_found():
     """One autocast around both calls keeps its casts of the weights: the second call has those before the attack."""
     loop = Training("head", torch.bfloat16)

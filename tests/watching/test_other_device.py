@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.marks import slow_after
 from support.watched_loops import Loop, small_network, spoil
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -76,7 +75,8 @@ WITH_NORM = Loop(make=convolutions, batch=images, updates=2)
 WITH_DROPOUT = replace(Loop(), updates=1, loss=lambda z, y: F.cross_entropy(F.dropout(z), y))
 
 
-@pytest.mark.parametrize("loop", slow_after(1, [replace(Loop(), dtype=torch.float16), WITH_NORM, WITH_DROPOUT]))
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", [replace(Loop(), dtype=torch.float16), WITH_NORM, WITH_DROPOUT])
 def test_a_right_loop_has_no_defect(loop, far_copies):
     seen = loop.run(mpcompare.watch)
     assert (seen.defects, seen.not_examined) == ([], [])
@@ -87,6 +87,7 @@ def test_two_loops_are_compared(far_copies):
     assert_same_training(replace(WITH_NORM).run, replace(WITH_NORM).run, steps=2)
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_is_found(far_copies):
     def spoilt():
         net = small_network()

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.marks import slow_after
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -204,7 +203,8 @@ def trained(
     return seen, network
 
 
-@pytest.mark.parametrize("function", slow_after(2, [TenPercentLess, OfACast, InTwoMethods]))
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [TenPercentLess, OfACast, InTwoMethods])
 def test_a_wrong_backward_method_is_a_wrong_gradient_of_the_layer_before(function: Any) -> None:
     seen, _ = trained(function)
     assert seen is not None
@@ -234,6 +234,7 @@ def test_a_backward_method_that_is_right_or_meant_so_is_no_defect(function: Any,
     assert seen.not_examined == []
 
 
+@pytest.mark.slow
 def test_a_loss_is_replayed_with_the_derivative_of_its_own_forward_method() -> None:
     right, _ = trained(loss=lambda output, y: SumOfSquares.apply(output, y, 3.0, 3.0))
     assert right is not None
@@ -269,6 +270,7 @@ class Gated(nn.Module):
         return Gate.apply(self.linear(x), self.gate, self.factor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "places"), [(1.0, set()), (0.8, {"2.gate"})])
 def test_a_parameter_that_no_layer_has_gets_its_derivative(factor: float, places: set[str]) -> None:
     seen, _ = trained(layer=Gated(factor))
@@ -277,6 +279,7 @@ def test_a_parameter_that_no_layer_has_gets_its_derivative(factor: float, places
     assert seen.not_examined == []
 
 
+@pytest.mark.slow
 def test_a_function_of_another_name_and_two_results_is_compared() -> None:
     def loss(output: Tensor, y: Tensor) -> Tensor:
         square, exponential = both(output, torch.float32)

@@ -174,7 +174,8 @@ def test_the_layers_of_parts_are_seen(make, dtype, accumulate):
     assert seen.facts["inputs"] == ([] if make is Prompt else ["fp32"])  # its inputs are computed
 
 
-@pytest.mark.parametrize("make", slow_after(1, [Recurrent, Prompt]))
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [Recurrent, Prompt])
 def test_no_bit_changes(make):
     weights = []
     for watched in (False, True):
@@ -243,7 +244,8 @@ def adversarial(dtype=torch.bfloat16):
     return {"G": generator, "D": discriminator}, {"of G": of_generator, "of D": of_discriminator}, loop
 
 
-@pytest.mark.parametrize("detached", slow_after(1, [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("detached", [False, True])
 def test_both_networks_of_an_adversarial_loop_are_seen(detached):
     networks, optimizers, loop = adversarial()
     with mpcompare.watch(networks, optimizers, steps=2) as seen:

@@ -73,6 +73,7 @@ def test_the_modules_that_a_replaced_forward_calls_are_seen(dtype):
     assert all(map(torch.equal, watched.parameters(), plain.parameters()))
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_below_a_replaced_forward_is_found():
     def halve(model):
         weight = model.net[2].weight

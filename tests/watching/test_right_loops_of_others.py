@@ -662,7 +662,8 @@ class Compensated(torch.optim.Optimizer):
                 left.add_(before.sub_(p))
 
 
-@pytest.mark.parametrize("kind", slow_after(2, [Compensated, torch.optim.Adafactor, Trusted, SGDW]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Compensated, torch.optim.Adafactor, Trusted, SGDW])
 def test_an_optimizer_of_another_rule_is_not_held_to_that_of_sgd(kind):
     class Own(Trained):
         def make(self):

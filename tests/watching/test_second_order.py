@@ -198,7 +198,8 @@ def test_a_wrong_gradient_of_a_gradient_is_found(kind):
     assert kind(torch.float32, halve).watched().defects
 
 
-@pytest.mark.parametrize("kind", slow_after(1, [Critic, Learner]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Critic, Learner])
 def test_a_wrong_gradient_of_a_weight_is_found(kind):
     loop = kind(torch.bfloat16)
     weight = loop.model[0].weight

@@ -107,7 +107,8 @@ class Doubled(torch.autograd.Function):
         return 2.2 * gradient * ctx.saved_tensors[0]
 
 
-@pytest.mark.parametrize("place", slow_after(1, [0, 1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [0, 1])
 def test_a_wrong_gradient_of_one_loss_is_found(place):
     torch.manual_seed(0)
     losses = [left, lambda output, y, model: right(Doubled.apply(output), y, model)]
@@ -131,6 +132,7 @@ def test_what_writes_into_an_output_for_a_further_loss_is_said_not_to_be_examine
     assert "two backward passes go through one call of the network, and test_several_losses.py" in said
 
 
+@pytest.mark.slow
 def test_a_call_whose_gradients_are_asked_for_and_another_with_two_passes():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4))

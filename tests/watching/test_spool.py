@@ -2,11 +2,13 @@
 
 import os
 
+import pytest
 import torch
 
 from mpcompare.watching.spool import PIECE, Spool
 
 
+@pytest.mark.slow
 def test_the_space_of_copies_that_are_gone_is_used_again():
     spool, large = Spool(), torch.arange(3 * PIECE // 16, dtype=torch.float32)  # in a piece there is room for one
     first = spool.copy(large)

@@ -43,5 +43,6 @@ def test_casts_that_autocast_keeps_are_stale_weights(net, layer):
     assert "Autocast keeps its casts" in defect.sentence
 
 
+@pytest.mark.slow
 def test_an_autocast_that_keeps_none_has_no_defect():
     assert watched(small_network(), cache_enabled=False).defects == []

@@ -226,6 +226,7 @@ def test_a_right_loop_has_no_defect(make):
     assert ([str(each) for each in seen.defects], seen.not_examined) == ([], [])
 
 
+@pytest.mark.slow
 def test_a_network_that_returns_one_tensor_twice():
     class Features(nn.Module):
         def __init__(self):
@@ -244,6 +245,7 @@ def test_a_network_that_returns_one_tensor_twice():
     assert (seen.defects, seen.not_examined) == ([], [])
 
 
+@pytest.mark.slow
 def test_a_wrong_activation_of_a_norm_is_a_defect():
     def make():
         return nn.Sequential(nn.Linear(4, WIDTH), images(NormAct(Rectified())), nn.Linear(WIDTH, 3))
@@ -270,7 +272,8 @@ def test_a_subclass_that_computes_as_torch_is_torchs():
     assert not is_torchs(OwnStatistics())
 
 
-@pytest.mark.parametrize("dropout", slow_after(1, [0.1, 0.0]))
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [0.1, 0.0])
 def test_an_attention_is_seen_with_dropout_as_without(dropout):
     """A kernel that draws a mask is no measure: its next mask differs."""
 
@@ -310,6 +313,7 @@ def test_a_weight_is_seen_that_a_layer_and_the_loss_use():
     assert seen.sight.parameters["0.weight"]
 
 
+@pytest.mark.slow
 def test_the_bias_of_a_convolution_before_a_norm_is_summed_in_float64():
     """The terms of its gradient cancel. Their sum in fp32, one by one, may be off by more than the loop's sum."""
     loop = replace(
@@ -343,6 +347,7 @@ class Prompt(nn.Module):
         return self.rows
 
 
+@pytest.mark.slow
 def test_the_hook_on_a_parameter_that_a_layer_returns_is_no_hook_of_the_loop():
     loop = replace(LOOP, make=Prompted)
     seen = loop.run(mpcompare.watch, steps=1)
@@ -394,7 +399,8 @@ class InputsFirst(nn.Module):
         return x @ self.weight
 
 
-@pytest.mark.parametrize("seed", slow_after(1, range(4)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_a_sum_over_the_rows_of_a_weight_may_be_as_long_as_they_are_many(seed):
     def batch():
         return torch.randn(8, 4096), torch.randint(3, (8,))
@@ -414,6 +420,7 @@ class CastsToHalf(nn.Module):
         return self.last(F.gelu(self.given(x)).to(self.half).float())
 
 
+@pytest.mark.slow
 def test_many_rows_do_not_hide_a_cast_in_fp32():
     def batch():
         return torch.randn(2**15, 4), torch.randint(3, (2**15,))
@@ -466,6 +473,7 @@ WINDOWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1, 1.1])
 @diagonal(1, name=list(WINDOWS), dtype=[torch.float16, torch.bfloat16])
 def test_windows_that_overlap_are_added_up_as_torch_adds_them(name, dtype, factor):
@@ -493,6 +501,7 @@ class Alike(nn.Module):
         return self.last(F.scaled_dot_product_attention(q, k, v)[:, 0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1, 1.001])
 def test_equal_terms_are_summed_in_fp32_as_torch_sums_them(factor):
     def make():
@@ -516,6 +525,7 @@ class NormOfSingleNumbers(nn.Module):
         return self.last(y + self.norm(y.unsqueeze(-1)).squeeze(-1))
 
 
+@pytest.mark.slow
 def test_a_norm_of_single_numbers_is_as_far_off_as_torchs():
     seen = replace(LOOP, make=NormOfSingleNumbers).run(mpcompare.watch, steps=1)
     place = seen.replays[0].layers.places["output norm"]

@@ -82,6 +82,7 @@ def half_the_gradients(model):
         p.grad.mul_(0.5)
 
 
+@pytest.mark.slow
 def test_a_softmax_in_16_bits_is_a_fact():
     """Autocast on a CPU computes softmax so, in timm's published loop too. A loop may mean it."""
 
@@ -144,6 +145,7 @@ def test_evaluation_in_inference_mode_is_no_part_of_a_step():
     assert (causes(seen), seen.not_examined) == ([], [])
 
 
+@pytest.mark.slow
 def test_evaluation_with_gradients_is_not_kept():
     torch.manual_seed(0)
     model = two_layers()
@@ -283,6 +285,7 @@ def test_batches_are_left_out_on_purpose_but_not_before_each_update(left_out):
     assert seen.facts["backwards_left_out"] == len(left_out)
 
 
+@pytest.mark.slow
 def test_a_loss_scale_that_fp16_does_not_hold():
     class InFp16(torch.amp.GradScaler):
         def scale(self, outputs):
@@ -357,6 +360,7 @@ def test_a_body_that_no_optimizer_has():
     assert seen.facts["in_no_optimizer"] == ["0.bias", "0.weight"]
 
 
+@pytest.mark.slow
 def test_autocast_within_the_network_and_clipped_values():
     class Casts(nn.Sequential):
         @torch.autocast("cpu", dtype=torch.bfloat16)
@@ -605,6 +609,7 @@ def test_a_look_that_ends_within_backward_leaves_nothing():
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adds", ["assigned", "copied"])
 def test_a_decay_by_hand_that_is_added_after_unscaling(adds):
     def decay(model):

@@ -4,6 +4,7 @@ through the base of the view. And losses of features of a frozen network that wr
 import copy
 from dataclasses import replace
 
+import pytest
 import torch
 from support.marks import diagonal
 from support.watched_loops import Loop
@@ -120,6 +121,7 @@ def test_an_output_that_is_written_into_is_seen(name, dtype):
     assert all(map(torch.equal, watched.weights(), plain.weights()))
 
 
+@pytest.mark.slow
 def test_what_goes_on_from_the_base_of_a_written_view_is_compared():
     class Wrong(SkipOfBase):
         def forward(self, x):
@@ -134,6 +136,7 @@ def test_what_goes_on_from_the_base_of_a_written_view_is_compared():
     assert "3" in {each.place for each in made.run(mpcompare.watch).defects}
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_that_comes_through_the_base_is_found():
     assert {each.place for each in loop("wrong", torch.bfloat16).run(mpcompare.watch).defects} & {"1", "2"}
 
@@ -187,6 +190,7 @@ def test_a_loss_of_features_that_are_written_in_place_is_seen(dtype, network):
     assert seen.sight.parameters == {"weight": True, "bias": True}
 
 
+@pytest.mark.slow
 def test_a_replay_rounds_the_weights_of_a_frozen_network_in_the_loss():
     # With unrounded weights some units of its relu are on that are off in this loop: 7 % of a gradient.
     assert watched_features(OfView, torch.bfloat16, seed=3).defects == []

@@ -1,5 +1,6 @@
 """The figure of all runs at a glance."""
 
+import pytest
 from support.records import write_run
 
 from mpcompare.report.comparison import compare
@@ -29,6 +30,7 @@ def test_ratios_are_over_the_baseline_and_what_differs_comes_first(tmp_path):
     assert [text.get_text() for text in memory.texts] == ["1.00", "1.00", "0.50"]
 
 
+@pytest.mark.slow
 def test_a_ratio_without_an_interval_is_no_number(tmp_path):
     write_run(tmp_path / "0", "amp", blocks=[10.0, 10.0])
     write_run(tmp_path / "1", "fused", blocks=[5.0, 5.0])

@@ -10,6 +10,7 @@ from mpcompare.report.figures import memory as memory_figure
 from mpcompare.report.runs import find_runs
 
 
+@pytest.mark.slow
 def test_the_memory_figure_stacks_the_model_and_what_was_measured_and_nothing_overlaps(tmp_path):
     write_run(tmp_path / "0", "mine", **MEASURED)
     write_run(tmp_path / "1", "amp", **{**MEASURED, "workspace_bytes": 0})

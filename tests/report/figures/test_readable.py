@@ -37,6 +37,7 @@ def test_of_a_path_the_name_is_shown(text, shown):
     assert without_folders(text) == (shown or text)
 
 
+@pytest.mark.slow
 def test_no_figure_shows_a_folder(tmp_path):
     for place, backend in enumerate(("amp", "mine")):
         more = {"dataset_reason": "found in /home/anna/data/mnist", "options": {"cache": f"/home/anna/{backend}"}}

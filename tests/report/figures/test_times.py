@@ -1,7 +1,6 @@
 """The figures of time."""
 
 import pytest
-from support.marks import slow_after
 from support.records import WHOLE, write_run
 
 from mpcompare.phases import PHASES, WHOLE_STEP
@@ -50,7 +49,8 @@ def test_a_piece_has_its_number_only_where_there_is_room_for_it(tmp_path):
     assert [text.get_text() for text in axes.texts if "ms" not in text.get_text()] == ["80", "70", "20"]
 
 
-@pytest.mark.parametrize("runs", slow_after(1, [12, 1, 3]))
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [12, 1, 3])
 def test_the_labels_of_the_axes_are_not_cut_off(tmp_path, runs):
     for place in range(runs):
         write_run(tmp_path / f"{place}", f"mistake/backend_{place}" if place else "amp")

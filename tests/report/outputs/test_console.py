@@ -138,6 +138,7 @@ def test_runs_with_baselines_of_their_own_say_which(tmp_path, monkeypatch, capsy
     assert [line[-1] for line in lines if line[0] in ("mine", "amp")] == ["amp fp16", "amp bf16", "amp fp16"]
 
 
+@pytest.mark.slow
 def test_the_variant_stands_in_the_table(tmp_path, capsys):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", lr=0.25)
@@ -148,6 +149,7 @@ def test_the_variant_stands_in_the_table(tmp_path, capsys):
     assert re.search(r"mine +bf16 +lr=0.5 +failed", out)
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_gets_whole_numbers(tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "0", "scratch", step_ms=1234.5)
     write_run(tmp_path / "1", "amp", step_ms=12.345)
@@ -159,6 +161,7 @@ def test_a_narrow_terminal_gets_whole_numbers(tmp_path, monkeypatch, capsys):
         assert cell in out
 
 
+@pytest.mark.slow
 def test_the_phases_of_all_runs_are_shown_and_a_whole_step_is_one_of_its_own(tmp_path, capsys):
     write_run(tmp_path / "0", "graph", **WHOLE)
     write_run(tmp_path / "1", "amp")

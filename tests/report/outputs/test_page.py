@@ -90,6 +90,7 @@ def runs(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_answer_first_and_is_well_formed(runs):
     page = Page(rendered(runs, [check()], ["summary.csv"]))
     assert not page.open
@@ -126,6 +127,7 @@ def test_the_page_asks_for_nothing_from_elsewhere(runs):
     assert any(meta.get("content", "").startswith("default-src 'none'") for meta in page.all("meta"))
 
 
+@pytest.mark.slow
 def test_everything_that_the_script_shows_is_there_without_it(runs):
     text = rendered(runs, [check(because="the loss is too far", value=3.0)])
     page = Page(re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL))
@@ -139,6 +141,7 @@ def test_everything_that_the_script_shows_is_there_without_it(runs):
     assert all("hidden" in div for div in page.all("div") if div.get("class") == "curves")
 
 
+@pytest.mark.slow
 def test_text_of_users_is_shown_as_text(tmp_path):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", options={"note": HOSTILE}, dataset=HOSTILE, engine=HOSTILE)
@@ -223,6 +226,7 @@ def test_verdicts_in_words(runs):
     assert words_alone == ["did not finish", "not examined", "not examined"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_answers_stand_first(runs):
     page = Page(rendered(runs, [check(because="the loss is too far", value=3.0)]))
@@ -262,6 +266,7 @@ def test_the_advice_on_a_cause_is_its_whole_section_and_nothing_else(cause, sect
     assert not {"h2", "h3"} & {tag for tag, _ in page.elements}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_no_sentence_of_the_page_and_of_the_markdown_is_too_long(runs):
     long = "the gradient of blocks.0.weight in the first step is 12 times its limit: " + "a reason, " * 5
@@ -275,6 +280,7 @@ def test_no_sentence_of_the_page_and_of_the_markdown_is_too_long(runs):
     assert too_long(re.sub(r"<[^>]*>", "", page)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_what_differs_comes_first_and_the_verdict_stands_next_to_the_name(tmp_path):
     for place, backend in enumerate(("amp", "right", "mine")):
@@ -327,6 +333,7 @@ document.body.dataset.probe = JSON.stringify({ requests, drawn, open: target.ope
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_a_browser_draws_the_page_without_errors_and_requests(runs):
     policy = r'<meta http-equiv="Content-Security-Policy"[^>]*>'

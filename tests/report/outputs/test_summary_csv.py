@@ -14,6 +14,7 @@ from mpcompare.report.runs import find_runs
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
+@pytest.mark.slow
 def test_summary_compares_with_the_baseline_step_by_step(tmp_path, capsys):
     write_run(tmp_path / "0", "mine", losses=(2.0, 1.25, 1.125), step_ms=5.0)
     write_run(tmp_path / "1", "amp", step_ms=10.0)
@@ -34,6 +35,7 @@ def test_summary_compares_with_the_baseline_step_by_step(tmp_path, capsys):
     assert f"Report: {tmp_path / 'report' / 'index.html'}\n" in out
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_a_row_that_says_why(tmp_path, capsys):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", status="failed", losses=())
@@ -48,6 +50,7 @@ def test_a_failed_run_is_a_row_that_says_why(tmp_path, capsys):
     assert "gone bf16: running: ended without a word" in out
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_is_not_no_difference(tmp_path, capsys):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", losses=(2.0, math.nan, 1.0))
@@ -63,6 +66,7 @@ def test_a_sweep_in_which_nothing_finished_still_has_a_table(tmp_path):
     assert not list((tmp_path / "report").glob("*.png"))
 
 
+@pytest.mark.slow
 def test_every_column_of_the_file_has_a_unit_and_a_meaning(tmp_path):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "graph", **WHOLE)

@@ -99,6 +99,7 @@ def test_no_folder_of_a_machine_is_told(tmp_path):
     assert summary_md.escape("time / amp, 1/2 of https://a.b/c/d") == "time / amp, 1/2 of https://a.b/c/d"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_every_report_has_the_file(tmp_path):
     write_run(tmp_path / "0", "amp")

@@ -9,6 +9,7 @@ DIGIT_SUM = -352.7818
 SYNTHETIC_CLASSES = [1, 4, 0, 2, 2, 3, 1, 2, 4, 2, 1, 2]
 
 
+@pytest.mark.slow
 def test_digits_are_seeded_augmented_and_held_out():
     first, again, other = (digits(seed, 4000) for seed in (0, 0, 1))
     assert first.fingerprint == again.fingerprint != other.fingerprint
@@ -58,6 +59,7 @@ def test_the_draws_of_a_seed_stay_the_same():
     assert synthetic(0, 96, 20, 5, "cross_entropy").y_train[:12].tolist() == SYNTHETIC_CLASSES
 
 
+@pytest.mark.slow
 def test_synthetic_images_are_seeded_normalised_and_can_be_learned():
     first, again, other = (synthetic_images(seed, 800) for seed in (0, 0, 1))
     assert first.fingerprint == again.fingerprint != other.fingerprint

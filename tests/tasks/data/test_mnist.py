@@ -23,6 +23,7 @@ def test_mnist_is_normalised_and_in_order(mnist_root):
     assert str(mnist_root) in dataset.reason
 
 
+@pytest.mark.slow
 def test_auto_takes_mnist_where_it_is_on_disk(mnist_root, caplog):
     caplog.set_level("INFO")
     assert auto_4000(0, str(mnist_root)).name == "mnist"

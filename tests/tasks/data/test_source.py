@@ -23,6 +23,7 @@ def test_download_without_internet_gives_a_reason_in_seconds(tmp_path, source):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_mirror_that_does_not_answer_is_waited_for_3_seconds(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mute = replace(mnist.SOURCE, mirror=f"http://127.0.0.1:{silent.getsockname()[1]}/nothing")

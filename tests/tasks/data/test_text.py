@@ -25,6 +25,7 @@ def test_targets_are_the_next_characters_of_english_text():
     assert " the " in held_out
 
 
+@pytest.mark.slow
 def test_windows_are_shuffled_by_the_seed_alone():
     first, again, other = (topics(seed, length=100) for seed in (0, 0, 1))
     assert first.fingerprint == again.fingerprint != other.fingerprint

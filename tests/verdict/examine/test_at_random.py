@@ -4,7 +4,6 @@ import pytest
 import torch
 from planted.real.wholly import stochastically_rounded, truncated
 from support.judging import compared_with_amp, dataset_of
-from support.marks import slow_after
 from support.tasks import make_task
 
 from mpcompare.backends.peers.bf16_weights import Bf16Weights
@@ -48,7 +47,8 @@ def test_rounding_at_random_is_seen():
     assert str(verdict) == "differs as declared: no master weights, rounded at random, moments in bf16", verdict.because
 
 
-@pytest.mark.parametrize("backend", slow_after(1, [ToNearest, CutOff]))
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [ToNearest, CutOff])
 def test_rounding_in_another_way_is_no_rounding_at_random(backend):
     verdict = judged(backend)
     assert (verdict.word, verdict.cause) == ("differs", "promise")

@@ -1,5 +1,6 @@
 """Choices by numbers of fewer digits than the reference's numbers have, and choices that only seem so."""
 
+import pytest
 import torch
 from support.backends import BACKENDS
 from support.foreign import Network, images
@@ -83,6 +84,7 @@ def failed(net, precision, make):
     return [check.because for check in layer_checks(Case(run, amp)) if not check.passed]
 
 
+@pytest.mark.slow
 @diagonal(2, net=[Codes, Finite, Masked, Routed], precision=["bf16", "fp16"])
 def test_choices_by_numbers_of_as_many_digits_are_right(net, precision):
     assert failed(net, precision, BACKENDS["master_weights"]) == []

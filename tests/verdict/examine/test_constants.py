@@ -53,6 +53,7 @@ class NormedByParts(Normed):
 CASES = [(Normed, *case) for case in BY_ROOTS] + [(NormedByParts, *case) for case in BY_PARTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "precision", "neighbours"), CASES)
 def test_constants_of_16_bits_are_rounded_as_in_the_step(kind, precision, neighbours):
     network = Network("normed", "torch", lambda: kind(neighbours), lambda samples: images(28, 1, samples))
@@ -103,6 +104,7 @@ class WrittenInto(nn.Module):
         return self.last(self.tanh(shift))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_constant_that_is_written_into_is_the_tensor_that_holds_the_numbers(precision):
     network = Network("written", "torch", WrittenInto, lambda samples: images(28, 1, samples))

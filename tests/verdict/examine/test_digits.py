@@ -97,6 +97,7 @@ def row(digits, precision):
     return DigitsRow(None, entry, Map(None, entry, entry, "first", {}), "", digits)
 
 
+@pytest.mark.slow
 @PRECISIONS
 def test_a_right_mlp_loses_less_than_a_digit_anywhere(precision):
     digits = digits_of(mlp, precision)
@@ -126,6 +127,7 @@ def test_powers_beyond_fp16_are_no_squares():
     assert row(digits_of(Powers, "fp16")["before last"], "fp16").why == "powers above 65504"
 
 
+@pytest.mark.slow
 def test_squares_beyond_fp16_are_named_in_the_layer_and_in_the_doubt_of_the_reference():
     run = examined(Large, "fp16")
     digits = run.findings.replays["first"].digits
@@ -141,6 +143,7 @@ def test_squares_beyond_fp16_are_named_in_the_layer_and_in_the_doubt_of_the_refe
     assert not any(each.operator for each in digits_of(Large, "bf16").values())
 
 
+@pytest.mark.slow
 @PRECISIONS
 def test_a_difference_of_near_equal_numbers_loses_most_digits(precision):
     digits = digits_of(Cancels, precision)

@@ -67,6 +67,7 @@ CLIPPED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "precision"), CLIPPED)
 def test_right_clips_and_counts_are_recorded(name, precision):
     task = replace(make_task(samples=32 * 12), clip_norm=0.1, accumulate=2, schedule=Warmup(3))

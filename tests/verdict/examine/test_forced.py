@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.backends import BACKENDS
 from support.foreign import Network, ids, images
-from support.marks import BF16_LSTM, diagonal, slow_after
+from support.marks import BF16_LSTM, diagonal
 from support.mutations import layers_of, subject_of
 from torch import nn
 from torch.func import functional_call
@@ -271,6 +271,7 @@ def backend_of(precision):
     return BACKENDS["fp32" if precision == "fp32" else "amp"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", BOTH)
 def test_work_on_inputs_of_16_bits_is_rounded(precision):
     """The batch of ``master_weights`` has 16 bits, and so has all that is made of it. The batch of autocast is fp32."""
@@ -301,6 +302,7 @@ def test_numbers_that_were_drawn_in_16_bits_are_operands(dtype, number):
     assert operands == number * [mask.tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [Frequencies, Averaged])
 def test_a_right_step_in_fp32_is_not_in_doubt(network):
     run = layers_of(subject_of(Network("right", "here", network, gray, ()), "fp32", BACKENDS["fp32"]), "run")
@@ -351,6 +353,7 @@ def test_a_right_step_is_within_its_roundings_everywhere(network, precision):
     assert seen.enough, seen
 
 
+@pytest.mark.slow
 @diagonal(3, hook=list(OWN_HOOKS), precision=["bf16", "fp32"])
 def test_a_layer_with_hooks_is_within_its_roundings(hook, precision):
     network = Network(hook, "here", lambda: Hooked(OWN_HOOKS[hook]), gray, BOTH)
@@ -374,6 +377,7 @@ def test_a_layer_whose_weights_are_computed_is_within_its_roundings(precision):
     assert all(check.passed for check in layer_checks(Case(run, alone)))
 
 
+@pytest.mark.slow
 def test_a_replay_that_sends_rows_to_other_experts_is_no_sample(monkeypatch):
     paths = []
     take = Replay.take
@@ -418,6 +422,7 @@ def test_rows_whose_choice_nobody_noted_are_said(monkeypatch):
         layers_of(subject, "run")
 
 
+@pytest.mark.slow
 def test_sums_of_convolutions_in_16_bits_are_among_their_roundings():
     """A CPU without kernels for fp16 adds up the gradient of a convolution's weight in that format."""
     network = Network("cnn", "here", lambda: MnistCnn(4), gray, ("fp16",))
@@ -426,6 +431,7 @@ def test_sums_of_convolutions_in_16_bits_are_among_their_roundings():
     assert all(check.passed for check in layer_checks(Case(run, alone)))
 
 
+@pytest.mark.slow
 def test_masks_are_fed_to_the_replay():
     run = layers_of(subject_of(NETWORKS[0], "bf16", Amp), "run")
     place = run.findings.replays["first"].places["output dropout"]
@@ -454,6 +460,7 @@ class Faint(nn.Module):
         return self.last((x + 5e-10 * self.positions.to(x.dtype)).flatten(1))
 
 
+@pytest.mark.slow
 def test_zeros_of_numbers_too_small_for_fp16_are_foreseen():
     network = Network("faint", "here", Faint, gray)
     right, run = (layers_of(subject_of(network, "fp16", BACKENDS[n]), n) for n in ("amp", "master_weights"))
@@ -477,6 +484,7 @@ class ClassToken(nn.Module):
         return self.last(self.norm(torch.cat([self.token.expand(len(x), -1, -1).to(x.dtype), x], dim=1))[:, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["amp", "master_weights"])
 def test_a_class_token_is_taken_as_it_was_held(name):
     run = layers_of(subject_of(Network("token", "here", ClassToken, gray), "bf16", BACKENDS[name]), "run")
@@ -500,6 +508,7 @@ class Keys(nn.Module):
         return self.last((scores @ x).mean(1))
 
 
+@pytest.mark.slow
 def test_a_gradient_that_cancels_is_seen_where_its_terms_were_recorded():
     run = layers_of(subject_of(Network("keys", "here", Keys, gray), "bf16", Amp), "amp")
     first = run.findings.replays["first"]
@@ -533,7 +542,8 @@ def test_no_gradients_are_lost_behind_layers_that_detach():
     assert "norm" in failed[0].because
 
 
-@pytest.mark.parametrize("reentrant", slow_after(1, [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [False, True])
 def test_work_between_layers_that_is_computed_again_is_rounded_as_it_was(reentrant, monkeypatch):
     """Else a layer would be called with other numbers the second time, and its roundings would be taken for 0."""
     monkeypatch.setattr(KnownLayers, "keep", lambda *_: None)  # the layers of a checkpoint are computed again

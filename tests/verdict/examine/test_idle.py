@@ -91,6 +91,7 @@ def test_micro_batches_of_several_branches_are_told_apart():
     assert findings.first.finite.micro_batches.counts == pytest.approx([1, 1, 1, 1], abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_network_without_branches_costs_no_step_more():
     task, data = make(model=partial(Branches, 16, 32, 10, 1), optimizer=AdamW(1e-3))
     data = replace(data, x_train=data.x_train.clone().index_fill_(1, torch.tensor([0]), 0))

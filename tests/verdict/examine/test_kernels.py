@@ -62,11 +62,13 @@ def test_a_reference_that_is_off_by_its_kernel_is_said_to_be_and_hides_nothing(a
     assert seen.resolution < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Amp, InFp32])
 def test_the_kernels_gradient_is_right_and_so_is_an_exact_one(make, amp):
     assert [check.because for check in checks(Case(examined(make), amp)) if not check.passed] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mutation", [m for m in MUTATIONS if m.name in ("halved", "norm in 16 bits")], ids=lambda m: m.name
 )

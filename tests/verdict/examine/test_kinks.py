@@ -128,11 +128,13 @@ def nearest(make, precision):
     return max(c.value / c.limit for c in checks if c.limit and not c.name.startswith("zeros"))
 
 
+@pytest.mark.slow
 @diagonal(4, name=list(FUNCTIONS), precision=["bf16", "fp16"])
 def test_roundings_at_a_kink_are_no_errors(name, precision):
     assert nearest(lambda: Summed(FUNCTIONS[name]), precision) < 0.7
 
 
+@pytest.mark.slow
 @diagonal(
     3,
     make=[

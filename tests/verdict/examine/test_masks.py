@@ -81,6 +81,7 @@ def test_the_network_weighs_micro_batches_by_their_labels():
     torch.testing.assert_close(parts["direction"], whole["direction"])
 
 
+@pytest.mark.slow
 def test_a_network_that_draws_nothing_says_nothing_of_masks():
     task = make_task()
     run = examined("amp", Amp, task, synthetic(0, 96, 20, 5, "cross_entropy"), "bf16", steps=2)

@@ -125,5 +125,6 @@ def test_an_update_at_another_rate_is_known_and_one_of_another_kind_is_not():
     assert other.known_mistakes[ANOTHER_RATE].excess > 1
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_without_a_schedule():
     assert found(BACKENDS["amp"], replace(TASK, schedule=Constant())) is None

@@ -5,7 +5,6 @@ import math
 import pytest
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
-from support.marks import slow_after
 from support.tasks import make_task
 
 from mpcompare.loss_scale import DynamicLossScale, StaticLossScale
@@ -15,6 +14,7 @@ TASK = make_task(in_features=40, samples=32 * 25)
 DATA = dataset_of(TASK)
 
 
+@pytest.mark.slow
 def test_an_overflow_is_skipped_and_what_follows_is_right():
     run = examined("scratch", BACKENDS["scratch"], TASK, DATA, "fp16", steps=3)
     steps = run.findings.overflow.steps
@@ -46,7 +46,8 @@ def test_a_static_scale_and_one_with_a_floor_and_hysteresis_are_followed():
         assert not steps[0].finite
 
 
-@pytest.mark.parametrize("name", slow_after(2, ["amp", "scratch", "fused", "master_weights"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["amp", "scratch", "fused", "master_weights"])
 def test_without_a_loss_scale_the_step_with_an_infinite_input_is_taken(name):
     findings = examined(name, BACKENDS[name], TASK, DATA, "bf16", steps=3).findings
     assert findings.overflow is None

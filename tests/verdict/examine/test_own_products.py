@@ -78,6 +78,7 @@ def test_operands_of_products_are_rounded_as_the_step_did(own, precision, wide):
     assert not because
 
 
+@pytest.mark.slow
 def test_a_product_in_fewer_digits_than_those_of_the_reference_is_found():
     def spoilt(*args):
         backend = Amp(*args)

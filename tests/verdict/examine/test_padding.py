@@ -7,7 +7,6 @@ import pytest
 import torch
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
-from support.marks import slow_after
 from support.tasks import make_task
 from torch import nn
 from torch.nn import functional as F
@@ -50,7 +49,8 @@ def found(backend, model, precision="bf16"):
     return examined("run", backend, replace(MLP, model=model), DATA, precision, steps=2).findings.padding
 
 
-@pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_right_backend_is_finite(precision):
     padding = found(BACKENDS["amp"], Normed, precision)
     assert padding.loss == pytest.approx(math.log(5), rel=0.01)

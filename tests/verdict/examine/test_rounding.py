@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from support.backends import BACKENDS
 from support.cases import CASES
 from support.judging import examined
-from support.marks import BF16_LSTM, slow_after
+from support.marks import BF16_LSTM
 from support.networks import DroppingGpt
 from torch import nn
 
@@ -86,7 +86,8 @@ def test_the_largest_number_is_found_again_in_backward(largest):
     assert x.grad.any()
 
 
-@pytest.mark.parametrize("reentrant", slow_after(1, [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [False, True])
 def test_what_is_computed_again_is_rounded_as_it_was(reentrant):
     """A checkpoint computes the same numbers, so its errors are as in the network without a checkpoint."""
     generator, found = torch.Generator().manual_seed(0), []

@@ -95,6 +95,7 @@ class Scattered(nn.Module):
         return self.after((largest + summed)[at].to(self.after.weight.dtype))
 
 
+@pytest.mark.slow
 def test_a_network_may_write_into_numbers_that_it_makes():
     task = make_task(in_features=20, hidden=[8], out_features=5, batch_size=32, samples=32 * 4)
     data, task = dataset_of(task), type(task)(Scattered, "cross_entropy", task.optimizer, 32, 32 * 4)

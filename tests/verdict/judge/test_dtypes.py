@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from planted import layers
 from support.judging import compared_with_amp, dataset_of, examined
-from support.marks import slow_after
 from support.tasks import make_task
 from torch import nn
 
@@ -126,13 +125,15 @@ def test_a_loss_in_16_bits_is_found_by_its_dtype(backend, words):
     assert (verdict.word, verdict.cause, verdict.because) == ("differs", "loss", words)
 
 
-@pytest.mark.parametrize("backend", slow_after(1, [Patched, BiasInFp32]))
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [Patched, BiasInFp32])
 def test_a_product_in_the_precision_is_right_whatever_else_is_in_fp32(backend):
     verdict = judged(backend)
     assert verdict.word == "same", verdict.because
     assert any(check.name.startswith("backward of") for check in verdict.checks)
 
 
+@pytest.mark.slow
 def test_gradients_that_roundings_move_by_far_more_show_no_precision():
     amp = examined("amp", Amp, TASK, DATA, "bf16", steps=3)
     first = amp.findings.first.finite
@@ -163,6 +164,7 @@ def of_the_output(output, targets):
     return (output.square().mean(1) - output.gather(1, targets[:, None]).squeeze(1)).mean()
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_computes_in_the_format_of_the_reference():
     task = replace(TASK, loss=of_the_output)
     amp = examined("amp", Amp, task, DATA, "bf16", steps=3)

@@ -35,6 +35,7 @@ def verdict(amp, loss=1.0, accuracy=0.7, **fields):
     return judged, [check.name for check in judged.checks if not check.passed]
 
 
+@pytest.mark.slow
 def test_the_findings_hold_the_scores_of_a_part_of_the_samples(amp):
     found = [amp.findings.held_out, *(run.held_out for run in amp.findings.noise)]
     in_all = len(dataset_of(TASK).y_test)

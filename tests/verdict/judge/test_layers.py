@@ -37,6 +37,7 @@ def amp():
     return examined("amp", Amp, TASK, DATA, "bf16", steps=3, noise=2)
 
 
+@pytest.mark.slow
 def test_only_sharp_weights_show_a_soft_cap(amp):
     verdict = judge_run(examined("capped", Capped, TASK, DATA, "bf16", steps=3), amp)
     assert (verdict.word, verdict.cause) == ("differs", "forward pass"), verdict.because
@@ -96,6 +97,7 @@ class HalvesTwice(Amp):
             layer.register_forward_pre_hook(lambda _, given: Halves.apply(given[0]))
 
 
+@pytest.mark.slow
 def test_of_two_wrong_gradients_the_first_in_backward_is_named():
     deeper = replace(
         MLP, model=lambda: nn.Sequential(nn.Linear(20, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 5))
@@ -126,6 +128,7 @@ class ForgetsItsFactor(OwnFactor):
     divided_by = 1
 
 
+@pytest.mark.slow
 def test_a_factor_that_a_backend_divides_by_again_is_its_own(amp):
     verdict = judge_run(examined("own", OwnFactor, TASK, DATA, "bf16", steps=3), amp)
     assert verdict.word == "same", verdict.because
@@ -150,6 +153,7 @@ class HalvesOneBranch(Amp):
         self.model.right.register_forward_pre_hook(lambda _, given: Halves.apply(given[0]))
 
 
+@pytest.mark.slow
 def test_every_branch_that_may_have_passed_down_a_wrong_gradient_is_named():
     fork = replace(MLP, model=Fork)
     right, run = (

@@ -35,6 +35,7 @@ def with_tensor(amp, name, **norms):
     return {**amp.findings.moves.tensors, name: values}
 
 
+@pytest.mark.slow
 def test_the_findings_hold_every_step(amp):
     for moves in (amp.findings.moves, *(run.moves for run in amp.findings.noise)):
         assert len(moves.steps) == len(moves.short) == STEPS

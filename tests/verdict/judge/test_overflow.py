@@ -89,6 +89,7 @@ def test_an_overflow_is_right_where_the_exact_gradients_overflow_at_its_loss_sca
     assert _without_need(SimpleNamespace(run=of, reference=of), steps) == 3
 
 
+@pytest.mark.slow
 def test_what_only_the_reference_holds_in_fp32_overflows_at_a_scale_that_is_too_large():
     amp = examined("amp", BACKENDS["amp"], TASK, DATA, "fp16", steps=4, noise=2)
     first, *others = amp.findings.overflow.steps

@@ -6,7 +6,6 @@ from functools import cache
 import pytest
 import torch
 from support.judging import dataset_of, examined
-from support.marks import slow_after
 from support.tasks import make_task
 from torch import nn
 
@@ -146,7 +145,8 @@ def test_a_promise_that_is_kept_is_a_difference_as_declared(backend, promises, p
     assert "training (it differs as declared)" in judged.unchecked
 
 
-@pytest.mark.parametrize("backend", slow_after(1, [Skips, SkipsAndShowsNothing]))
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [Skips, SkipsAndShowsNothing])
 def test_skipping_without_a_loss_scale_is_a_difference_that_leaves_training_as_it_is(backend):
     judged = verdict(declared(backend, Promises(skips_without_scale=True)))
     words = "skips steps whose gradients overflow, though its loss is not scaled"
@@ -175,6 +175,7 @@ def test_who_declares_to_skip_does(backend, because):
     assert judged.because.endswith(because)
 
 
+@pytest.mark.slow
 def test_with_a_loss_scale_everybody_skips_and_nothing_shows_the_promise():
     judged = verdict(declared(Amp, Promises(skips_without_scale=True)), "fp16")
     assert str(judged) == "same", judged.because
@@ -196,9 +197,10 @@ def test_the_same_differences_are_named_where_they_are_not_declared(backend, pre
     assert (judged.word, judged.cause) == ("differs", cause), judged.because
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "promises",
-    slow_after(1, [Promises(weights="bf16", moments="bf16"), Promises(moments="bf16")]),
+    [Promises(weights="bf16", moments="bf16"), Promises(moments="bf16")],
 )
 def test_a_promise_that_is_not_kept_is_a_difference(promises):
     judged = verdict(declared(Amp, promises))

@@ -46,6 +46,7 @@ def apart(difference, moved=1.0, norm=10.0):
     return {"timed_state": {"weights": Distance(difference, moved, norm)}}
 
 
+@pytest.mark.slow
 def test_weights_are_as_far_apart_as_roundings_of_their_updates_may_move_them(run):
     check = checks(run, **apart(0.02))["weights after timed steps"]
     assert check.limit == pytest.approx(8 * 2**-8 + 10 * 2**-24 * 10)
@@ -55,6 +56,7 @@ def test_weights_are_as_far_apart_as_roundings_of_their_updates_may_move_them(ru
     assert "4.0e-02 away from weights of the examined backend" in failed.because
 
 
+@pytest.mark.slow
 def test_fp16_is_finer_and_updates_of_adam_may_turn():
     assert checks(run_of(TASK, "fp16", 0), **apart(0.0))["weights after timed steps"].limit == pytest.approx(
         8 * 2**-11 + 100 * 2**-24

@@ -30,6 +30,7 @@ def verdict(amp: Run, trained: TrainedUpdate | None):
     return judged, {check.name for check in judged.checks if not check.passed}
 
 
+@pytest.mark.slow
 def test_a_right_update_is_within_its_bounds(amp):
     trained = amp.findings.trained
     assert set(trained.moments) == {"exp_avg", "exp_avg_sq"}

@@ -7,7 +7,6 @@ import pytest
 import torch
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
-from support.marks import slow_after
 from support.tasks import make_task
 from torch import nn
 
@@ -133,7 +132,8 @@ class MeanOfInputs(nn.Module):
         return self.output(nn.functional.gelu(self.hidden(x - self.mean)))
 
 
-@pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_statistics_of_inputs_are_as_coarse_as_these(precision):
     task = replace(MLP, model=MeanOfInputs)
     runs = {name: examined(name, BACKENDS[name], task, DATA, precision, steps=4, noise=2) for name in BOTH}

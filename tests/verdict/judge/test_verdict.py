@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from planted.judged import reference
 from planted.mlp import MLP
@@ -61,6 +62,7 @@ def test_without_gradients_the_run_alone_is_judged():
     assert str(judge_run(examined("opaque", Opaque, task, dataset, "bf16"), silent)) == "not comparable: gradients"
 
 
+@pytest.mark.slow
 def test_without_gradients_a_step_that_is_skipped_is_not_called_wrong():
     task = make_task(samples=32 * 12)
     amp = examined("amp", BACKENDS["amp"], task, dataset_of(task), "fp16", steps=4, noise=2)
@@ -90,6 +92,7 @@ def test_what_was_not_examined_or_not_the_same_task_is_not_judged():
     assert str(judge_run(other, one)) == "not comparable: task.optimizer.lr"
 
 
+@pytest.mark.slow
 def test_gradients_that_overflow_in_a_new_backend_too_are_not_held_against_the_trained_one():
     """The run diverged and amp did not, so the trained backend and the new one have inf and NaN after training."""
     task = make_task(in_features=30, hidden=[24], batch_size=64, samples=640)
@@ -106,6 +109,7 @@ def test_gradients_that_overflow_in_a_new_backend_too_are_not_held_against_the_t
     assert any(what.startswith("gradients after training that overflow") for what in verdict.unchecked)
 
 
+@pytest.mark.slow
 def test_under_adam_everything_is_checked():
     task = replace(make_task(samples=32 * 12), optimizer=AdamW(1e-3))
     amp, scratch = (

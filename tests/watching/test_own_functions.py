@@ -327,3 +327,38 @@ def test_a_compiled_loss_with_such_a_function_is_computed_as_without_a_watch() -
     torch._dynamo.reset()
     _, alone = trained(loss=loss, watch=False)
     assert all(torch.equal(a, b) for a, b in zip(watched.parameters(), alone.parameters(), strict=True))
+
+
+class Tail(torch.autograd.Function):
+    """Multiplies by the last weight and takes the loss, in one function, which returns fp32 (as Liger-Kernel's)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
+        logits = (x @ weight.to(x.dtype).T).float()
+        rest = logits.softmax(-1) - F.one_hot(y, len(weight))
+        ctx.save_for_backward(rest @ weight / len(y), rest.T @ x.float() / len(y))
+        return F.cross_entropy(logits, y)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return *(grad * each for each in ctx.saved_tensors), None
+
+
+def test_products_in_16_bits_are_rounded_within_a_function_that_returns_fp32() -> None:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.weight = nn.Linear(8, 16), nn.Parameter(torch.randn(20, 16) / 4)
+
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            return Tail.apply(self.first(x), self.weight, y)
+
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.randn(32, 8), torch.randint(20, (32,)))
+        loss.backward()
+        optimizer.step()
+    assert seen.defects == [], str(seen)
+    assert not seen.not_examined

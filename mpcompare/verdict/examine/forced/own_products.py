@@ -71,8 +71,9 @@ class _Rounded(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, half: torch.dtype) -> Tensor:
+        operand = x.clone()  # seen: within somebody's own function only a mode knows what depends on parameters
         with Unseen():
-            return x.detach().to(half).to(x.dtype)
+            return operand.copy_(x.to(half))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from mpcompare.verdict.examine.forced.choices import beside_the_network, in_backward
-from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on
+from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on, takes_hooks
 from mpcompare.verdict.examine.forced.recorder import is_transformed
 from mpcompare.verdict.examine.forced.weights import backward
 from mpcompare.watching import modes, own_functions, scalers
@@ -58,7 +58,15 @@ class Look(TorchFunctionMode):
         self._called: Called | None = None
 
     def start(self) -> None:
-        """Puts the hooks on, and enters the modes."""
+        """Puts the hooks on, and enters the modes; nothing stays on where an error stops it."""
+        self.on = self.entered = True
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
         if self.attached.eager:
             self._put.enter_context(torch.compiler.set_stance("force_eager"))
         if not self.attached.hides_layers:
@@ -68,7 +76,6 @@ class Look(TorchFunctionMode):
         self._put_on(self._called_by_the_loop())
         self._look_at_fast_paths()
         self._put.enter_context(scalers.told(self.steps.of_scaler))
-        self.on = self.entered = True
         self._enter()
 
     def _put_on(self, called: list[tuple[str, nn.Module]]) -> None:
@@ -97,11 +104,11 @@ class Look(TorchFunctionMode):
     def _called_by_the_loop(self) -> list[tuple[str, nn.Module]]:
         """Returns the modules that a loop may call, with the names that the network has for them: the network within
         its wrappers, and its parts, such as an encoder and a decoder."""
-        models = list(self.attached.models.items())
-        if self.attached.hides_layers:
-            return models
-        parts = list(self.network.named_modules())
-        return parts + [each for each in models if each not in parts]
+        called = list(self.attached.models.items())
+        if not self.attached.hides_layers:
+            parts = list(self.network.named_modules())
+            called = parts + [each for each in called if each not in parts]
+        return [each for each in called if takes_hooks(each[1])]
 
     def stop(self) -> None:
         """Takes the hooks off, and leaves the modes. Modes cannot be left within backward: they do nothing from then

@@ -80,8 +80,16 @@ class Watch:
         for model in self._networks:
             if model in _watched:
                 raise InputError("watch: model", type(model).__name__, "is watched already")
-        _watched.update([*self._networks, *self.attached.optimizers.values()])
         self.entered = True
+        try:
+            self._enter()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def _enter(self) -> None:
+        _watched.update([*self._networks, *self.attached.optimizers.values()])
         self._handles.append(register_optimizer_step_post_hook(partial(self._counting, self._other)))
         for name, optimizer in self.attached.optimizers.items():  # hooks stay on until the block ends
             self._handles.append(optimizer.register_step_pre_hook(partial(self._before, name)))
@@ -91,14 +99,16 @@ class Watch:
             self._handles.append(last)
         if self.after == 0:
             self._begin()
-        return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def _leave(self) -> None:
         for handle in self._handles:
             handle.remove()
         _watched.difference_update([*self._networks, *self.attached.optimizers.values()])
         for look in reversed(self._looks):  # a mode may lie above another
             look.stop()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._leave()
         self._compare()
         self._note(self._counting.error)
         if error is not None:

@@ -33,6 +33,7 @@ def owners(model: nn.Module, order: Sequence[str], inputs: Mapping[str, str]) ->
         inputs: by layer, the other layer whose output it is given as it is.
     """
     places = {name: place for place, name in enumerate(order)}
+    modules = dict(model.named_modules(remove_duplicate=False))  # a script of torch.jit has no get_submodule
     calls = Counter(name.partition("#")[0] for name in order)
     uses: Counter[int] = Counter()
     for name, module in model.named_modules():
@@ -44,8 +45,8 @@ def owners(model: nn.Module, order: Sequence[str], inputs: Mapping[str, str]) ->
         around = [".".join(path[:depth]) for depth in range(len(path))]
         found[name] = Layer(
             layer=layer,
-            kind=type(model.get_submodule(layer)).__name__,
-            inside=[type(model.get_submodule(outer)).__name__ for outer in around],
+            kind=type(modules[layer]).__name__,
+            inside=[type(modules[outer]).__name__ for outer in around],
             part=part,
             place=places.get(layer, -1),
             after=inputs.get(layer, ""),

@@ -24,6 +24,11 @@ class Hook:
         return _of_copy, ()
 
 
+def takes_hooks(module: nn.Module) -> bool:
+    """Returns whether hooks can be put on a module, and on the modules within. Torch's scripts take none."""
+    return not isinstance(module, torch.jit.ScriptModule)
+
+
 def is_recorders(hook: object) -> bool:
     """Returns whether a hook is a recorder's, or what stands in its place in a copy of a module."""
     return isinstance(hook, Hook) or hook is _nothing

@@ -28,7 +28,7 @@ from mpcompare.verdict.examine.forced.choices import (
 )
 from mpcompare.verdict.examine.forced.copies import Copies
 from mpcompare.verdict.examine.forced.kinks import KINKED, operands
-from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on
+from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on, takes_hooks
 from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of, is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import Noted, copied
 from mpcompare.verdict.examine.forced.record import Call, Record, is_real
@@ -76,9 +76,10 @@ class Recorder(Arrivals):
         self._choices: list[Choice] = []  # the choices of a module that is being called, which may be a layer
 
     def attach(self, network: nn.Module) -> None:
-        """Puts hooks on all modules of a network that have none yet, except the modules within its norms."""
+        """Puts hooks on all modules of a network that take them, have none yet, and are not within its norms."""
         self.network, within = network, _within_norms(network)
-        put_on(self._on, [each for each in network.named_modules() if each[1] not in within], self._hooks_on)
+        modules = [each for each in network.named_modules() if each[1] not in within and takes_hooks(each[1])]
+        put_on(self._on, modules, self._hooks_on)
 
     def _hooks_on(self, name: str, module: nn.Module) -> list[RemovableHandle]:
         called, returned = (Hook(module, partial(self.guard, method, name)) for method in (self.called, self.returned))

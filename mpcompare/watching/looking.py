@@ -139,18 +139,19 @@ class Look(TorchFunctionMode):
         modes.enter(self)
 
     def _look_at_fast_paths(self) -> None:
-        """Puts hooks on all modules if a layer outside the network has a fast path."""
-        own = set(map(id, self.network.modules()))
-        if any(id(each) not in own for each in alive(*FAST)):
+        """Puts hooks on all modules if a layer has a fast path: the loop may copy the network to have a teacher."""
+        if any(True for _ in alive(*FAST)):
             self._put.enter_context(register_module_forward_pre_hook(self._call_fast))
             self._put.enter_context(register_module_forward_hook(self._returned_fast, always_call=True))
 
     def _call_fast(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if isinstance(module, FAST) and (self._fast or (not torch.is_grad_enabled() and self._leave())):
             self._fast += 1
 
     def _returned_fast(self, module: nn.Module, args: Any, result: Any) -> None:
-        if isinstance(module, FAST) and self._fast:
+        if isinstance(module, FAST) and self._fast and not torch.compiler.is_compiling():
             self._fast -= 1
             if not self._fast and self.on:
                 self._enter()

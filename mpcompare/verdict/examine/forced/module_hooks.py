@@ -38,8 +38,14 @@ def _of_copy() -> Callable[..., None]:
     return _nothing
 
 
-def _nothing(*given: Any) -> None:
-    return None
+def _nothing(module: nn.Module, *given: Any) -> None:
+    """Takes itself off a copy, and off the modules within: torch computes in another way where hooks are on."""
+    if torch.compiler.is_compiling():
+        return
+    for each in module.modules():
+        for hooks in (each._forward_pre_hooks, each._forward_hooks):
+            for number in [number for number, hook in hooks.items() if hook is _nothing]:
+                del hooks[number]
 
 
 HooksOn = dict[tuple[str, nn.Module], list[RemovableHandle]]  # the hooks that are on a module, by name and module

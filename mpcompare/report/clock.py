@@ -87,7 +87,7 @@ def _phases(entry: Entry) -> str:
         return ""
     t = float(special.stdtrit(len(times) - 1, 1 - RARE / 2))
     reach = t * float(times.std(ddof=1)) * math.sqrt(1 + 1 / len(times)) + math.log1p(LAYOUT)
-    away = math.log(sum_ms) - float(times.mean())
+    away = (math.log(sum_ms) if sum_ms > 0 else -math.inf) - float(times.mean())
     if -reach <= away <= reach + math.log1p(max(result.phases.phase_overhead, 0.0)):
         return ""
     block = f"a step in a block {short(result.blocks.step_ms_p50)} ms"

@@ -258,8 +258,9 @@ def _options(runs: Sequence[Run]) -> list[str]:
     differ; a value that most of these runs have is left out."""
 
     def options(run: Run) -> dict[str, Any]:
-        asked_for = run.result.config.get("backend", {})
-        known = {key: v for key, v in asked_for.items() if key != "_target_" and "${" not in str(v)}
+        asked_for = run.result.config.get("backend")  # of a run that failed, whatever was asked for
+        node = asked_for if isinstance(asked_for, Mapping) else {}
+        known = {key: v for key, v in node.items() if key != "_target_" and "${" not in str(v)}
         return {**known, **({"loss_scale": made.loss_scale} if (made := run.result.set_up) else {})}
 
     def words(run: Run) -> str:

@@ -87,7 +87,7 @@ def read_run(folder: Path, name: str = "") -> Run:
     except Exception as error:  # whatever it is, the files are the cause
         said = str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
         raise InputError("folder", printable(str(folder)), f"not a readable run ({printable(said)})") from error
-    return Run(folder, name or folder.name, result, steps, blocks, findings, evals)
+    return Run(folder, name or printable(folder.name), result, steps, blocks, findings, evals)
 
 
 _converter = cattrs.Converter(detailed_validation=False)  # takes checked values; words such as inf become numbers
@@ -120,11 +120,16 @@ def _check_whole(result: Result, steps: pd.DataFrame, blocks: pd.DataFrame) -> N
     train = result.config["train"]
     before = result.resumed_from.step if result.resumed_from else 0
     first, total = before + 1, train["warmup_steps"] + train["steps"]
-    if steps["step"].tolist() != list(range(first, total + 1)):
+    if not _is_counted(steps["step"], first, total):
         raise ValueError(f"{STEPS} does not hold the steps {first} to {total}")
     rounds = result.blocks.timing.rounds
-    if blocks["round"].tolist() != list(range(1, rounds + 1)):
+    if not _is_counted(blocks["round"], 1, rounds):
         raise ValueError(f"{BLOCKS} does not hold the rounds 1 to {rounds}")
+
+
+def _is_counted(numbers: pd.Series, first: int, last: int) -> bool:
+    """Returns whether these are the numbers from ``first`` to ``last``, which may be more than memory holds."""
+    return len(numbers) == max(last - first + 1, 0) and numbers.tolist() == list(range(first, last + 1))
 
 
 def read_any(folder: Path, name: str = "") -> Run:
@@ -134,14 +139,15 @@ def read_any(folder: Path, name: str = "") -> Run:
         return read_run(folder, name)
     except InputError as error:
         reason = str(error).partition(": not a readable run ")[2].removeprefix("(").removesuffix(")")
-    known: dict[str, Any] = {"backend": folder.name, "precision": "", "task": None, "batch_size": None, "seed": None}
+    own = printable(folder.name)
+    known: dict[str, Any] = {"backend": own, "precision": "", "task": None, "batch_size": None, "seed": None}
     with suppress(OSError, ValueError, TypeError):
         found = read_json(folder / RESULT)
         for key in (*known, "config", "sweep"):
             if key in found and is_of(found[key], TYPES[key]):
                 known[key] = found[key]
     result = Result(**{"config": {"task": {}}, **known}, status=UNREADABLE, error=reason)
-    return Run(folder, name or folder.name, result, no_rows(STEPS), no_rows(BLOCKS))
+    return Run(folder, name or own, result, no_rows(STEPS), no_rows(BLOCKS))
 
 
 def no_rows(name: str) -> pd.DataFrame:

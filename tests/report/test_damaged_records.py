@@ -78,6 +78,44 @@ def test_any_field_may_hold_anything_and_two_others_have_their_rows(three, apart
     assert seen[("config", "data", "_target_")] == {"ok"}  # nobody computes with it
 
 
+@pytest.mark.parametrize("backend", STRANGE)
+def test_what_a_failed_run_asked_for_may_be_anything(three, backend):
+    write_run(three / "3-gone", "gone", status="failed", losses=())
+    file = three / "3-gone" / "result.json"
+    file.write_text(json.dumps(changed(json.loads(file.read_text()), ("config", "backend"), backend)))
+    assert rows(three) == {"0-mine": "ok", "1-amp": "ok", "2-other": "ok", "3-gone": "failed"}
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (("config", "train", "steps"), "steps.csv does not hold the steps 1 to 10000000000"),
+        (("timing", "rounds"), "blocks.csv does not hold the rounds 1 to 10000000000"),
+    ],
+)
+def test_a_count_that_fills_the_memory_is_a_row(three, path, said):
+    file = three / "2-other" / "result.json"
+    file.write_text(json.dumps(changed(json.loads(file.read_text()), path, 10**10)))
+    errors = {row["run"]: row["error"] for row in data.summary_rows(contents_of([three]))}
+    assert errors == {"0-mine": None, "1-amp": None, "2-other": said}
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("sum_ms", [0, -1, "nan"])
+def test_phases_without_a_time_are_in_doubt(three, sum_ms, capsys):
+    file = three / "2-other" / "result.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "phase_sum_ms": sum_ms}))
+    assert report([three], three.parent / "report", "amp", formats=[])
+    assert f"other bf16: the phases of a step take {sum_ms} ms together" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_name_of_a_folder_steers_no_terminal(three):
+    (three / "2-other").rename(three / "\x1b[2Jother")
+    (three / "\x1b[2Jother" / "result.json").unlink()
+    (gone,) = [run for run in find_runs([three]) if run.result.status == UNREADABLE]
+    assert gone.name == gone.result.backend == "\\x1b[2Jother"
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

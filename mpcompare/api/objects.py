@@ -1,7 +1,6 @@
 """Python objects as nodes of the configuration, in which everything has a name."""
 
 import inspect
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -98,8 +97,9 @@ def written(key: str, value: Any) -> str:
         kind = type(value).__name__
         raise InputError(key, f"{kind} {value}", "expected a number, a text, a bool, None, or a list of these")
     if isinstance(value, str):
-        text = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + (m[2] and rf"\{m[2]}"), value)  # backslashes before a quote
-        return f"'{text}'"
+        from hydra.core.override_parser.types import Quote, QuotedString  # Hydra is slow to import
+
+        return QuotedString(value, Quote.single).with_quotes()
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 

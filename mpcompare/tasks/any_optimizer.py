@@ -67,11 +67,9 @@ class AnyOptimizer:
 
     def make(self, params: Parameters, fused: bool = False) -> torch.optim.Optimizer:
         """Raises BackendUnavailable where it shall be fused, and has no such kernel."""
-        if not fused:
-            return self._made(for_torch(self, params))
-        if "fused" not in inspect.signature(self._class).parameters:
+        if fused and "fused" not in inspect.signature(self._class).parameters:
             raise BackendUnavailable(f"{self.name} has no fused kernel")
-        return self._made(for_torch(self, params), fused=True)
+        return self._made(for_torch(self, params), **({"fused": True} if fused else {}))
 
     def replay(self, coarse: Coarse = IN_FP32) -> UpdateReplay:
         return GroupedReplay(self, coarse) if self.groups else OwnReplay(self._of_one, self._kinds, coarse)

@@ -81,10 +81,6 @@ class Tree:
         return self.tensors[0].device
 
     @property
-    def is_cuda(self) -> bool:
-        return self.tensors[0].is_cuda
-
-    @property
     def requires_grad(self) -> bool:
         return any(t.requires_grad for t in self.tensors)
 

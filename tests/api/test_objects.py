@@ -100,8 +100,8 @@ def test_a_name_that_nobody_carried_is_said(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     "value",
-    [3, -2.5e-7, True, False, None, "adamw", "", "a b", "it's", "C:\\", "\\'", "a,b=${c}", "Ünï", [1, [2, "x"]],
-     {"_target_": "a.b", "n": [1, 2], "s": "it's"}, float("inf")],
+    [3, -2.5e-7, True, False, None, "adamw", "", "a b", "it's", "C:\\", "\\'", "a\\\n", "a,b=${c}", "Ünï",
+     [1, [2, "x"]], {"_target_": "a.b", "n": [1, 2], "s": "it's"}, float("inf")],
 )  # fmt: skip
 def test_values_are_written_as_hydra_reads_them(value):
     (override,) = OverridesParser.create().parse_overrides([f"key={written('key', value)}"])

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 
 Key = Callable[[str], Hashable]
+NUMBER = re.compile(r"(^|\.)\d+(?=\.)")  # of a block: a whole part of a name, and not the last
 
 
 def groups_of(names: Sequence[str], keys: Sequence[Key], most: int) -> list[list[str]]:
@@ -24,12 +25,12 @@ def groups_of(names: Sequence[str], keys: Sequence[Key], most: int) -> list[list
 
 def without_first_number(name: str) -> str:
     """Returns ``blocks.#.up.0.weight`` for ``blocks.3.up.0.weight``: the name without the number of its block."""
-    return re.sub(r"(^|\.)\d+(?=\.)", r"\1#", name, count=1)
+    return NUMBER.sub(r"\1#", name, count=1)
 
 
 def without_block_numbers(name: str) -> str:
     """Returns ``blocks.#.up.#.weight`` for ``blocks.3.up.0.weight``; numbers within a word and at the end stay."""
-    return re.sub(r"(^|\.)\d+(?=\.)", r"\1#", name)
+    return NUMBER.sub(r"\1#", name)
 
 
 def without_numbers(name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.comparison import Entry
 from mpcompare.verdict.judge.check import Check
 
 LOWEST, HIGHEST = -3, 2  # the powers of ten of value over limit between which bars end
@@ -135,11 +135,6 @@ class CheckedRun:
     def failed(self) -> int:
         """The number of checks that failed."""
         return sum(not bar.check.passed for bar in self.bars)
-
-
-def checked(comparison: Comparison) -> list[CheckedRun]:
-    """Returns the finished runs of a comparison with their checks."""
-    return [CheckedRun(entry) for entry in comparison.finished if entry.verdict]
 
 
 def bars(run: str, checks: Sequence[Check]) -> list[Bar]:

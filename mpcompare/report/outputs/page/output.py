@@ -78,7 +78,7 @@ def _part(report: Report, place: int) -> dict[str, Any]:
         "ways": tables.ways(comparison),
         "way_lines": inference.lines(comparison),
         "figures": list(figures.drawn(comparison, report, place)) if comparison.finished and report.is_drawn else [],
-        "checked": checks.checked(comparison),
+        "checked": [checks.CheckedRun(entry) for entry in comparison.finished if entry.verdict],
         "dtypes": tables.dtypes(comparison),
         "dtype_lines": dtypes.lines(comparison),
         "digits": tables.digits(comparison),

@@ -50,9 +50,11 @@ class Sums:
         self.backwards = self._dropped = self._given_up = 0
         self._closed: dict[frozenset[str], Sum] = {}  # by parameters of an optimizer; by none: of all optimizers
         self._stale: list[str] = []  # the parameters whose gradients hold the gradients of the update before, too
-        self._meant: set[str] = set()  # the stale ones that the loop changed since the step, as by a momentum by hand
+        # those of them that a step has used, or whose gradients are another loss's, and that the loop left as they were
+        self._forgotten: set[str] = set()
         self._stepped: dict[str, int] = {}  # how often each gradient had been written to at the last step
         self._updated: set[str] = set()  # the parameters whose gradients a step has used, and nobody has cleared
+        self._line = ""  # the line of the last backward
         self._read = False  # whether the loop has read gradients since the last backward, other than to clip them
         self._stopped = False  # whether the last backward has stopped with an error
         self._again = False  # whether the loop may differentiate the gradients of a backward again
@@ -142,8 +144,10 @@ class Sums:
             self._fresh()
         elif self.used == self.backwards - 1 and self.used:
             self._stale = kept
-            self._meant = {n for n in kept if self.params[n].grad is not self.left.grads.get(n)}
-            self._meant |= {n for n, version in self._versions_now().items() if version != self._stepped.get(n)}
+            changed = {n for n in kept if self.params[n].grad is not self.left.grads.get(n)}  # as a momentum by hand
+            changed |= {n for n, version in self._versions_now().items() if version != self._stepped.get(n)}
+            # A loop may update some parameters less often than it takes gradients of one loss.
+            self._forgotten = set(kept if root.line != self._line else self._updated.intersection(kept)) - changed
             self._fresh()
         elif self._stopped:
             self.calls.hide("a backward stopped with an error, and the loop goes on without clearing the gradients")
@@ -156,6 +160,7 @@ class Sums:
             for each in self.calls.roots():
                 each.cleared |= each.gives & cleared
                 each.gives -= cleared
+        self._line = root.line
         self.left.begins(owned)
 
     def _fresh(self) -> None:
@@ -239,7 +244,7 @@ class Sums:
         record, tape, used = self.calls.of_sum(key if self._apart else None)
         ours = {handle.id for handle in self.calls.recorder.handles}
         stale, others = [n for n in self._stale if n in names], {n for n in self._stale if n not in names}
-        forgotten = [n for n in stale if n in self._updated - self._meant]  # others are updated less often
+        forgotten = [n for n in stale if n in self._forgotten]
         if stale:
             self.calls.hide("the gradients of the update before are still in them")
         if self._apart:

@@ -127,18 +127,23 @@ def test_clamped_gradients_have_few_digits_and_were_not_rounded(change, cause):
     assert [defect.cause for defect in seen.defects] == [cause] * (cause is not None)
 
 
-def test_an_optimizer_may_step_at_every_second_backward():
+@pytest.mark.parametrize("leaks", [False, True])
+def test_gradients_wait_for_an_optimizer_that_steps_at_every_second_backward(leaks):
+    """They are one loss's: what another loss has left in the gradients of a discriminator is a defect."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
     slow, fast = sgd(model[0]), sgd(model[1])
     with mpcompare.watch(model, [slow, fast], steps=4) as seen:
         for number in range(4):
             fast.zero_grad()
-            loss_of(model).backward()
+            if leaks and number % 2:
+                (loss_of(model) * 2).backward()
+            else:
+                loss_of(model).backward()
             if number % 2:
                 slow.step()
                 slow.zero_grad()
             fast.step()
-    assert not defects(seen)
+    assert ["accumulation" in each for each in defects(seen)] == [True] * leaks
 
 
 @pytest.mark.parametrize("clear", [lambda g: g.data.fill_(0), lambda g: g.data.mul_(0)])

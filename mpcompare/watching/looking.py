@@ -204,6 +204,8 @@ class Look(TorchFunctionMode):
             raise
         if end is not None:
             self.guard(end, result)
+        elif is_beside:  # as of a discriminator that is not watched: its graph is gone
+            self.guard(self.sums.calls.tape.drop_lost)
         return result
 
     def _beside(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -158,6 +158,12 @@ class Tape:
             self.leaves[tensor] = known = Slot(self.copy(tensor), is_leaf=True)
         return known
 
+    def drop_lost(self) -> None:
+        """Drops the functions whose results nobody can use any more: the loop has lost them and all made of them."""
+        users: list[Called | Op] = [*(e for e in self.events if isinstance(e, Called)), *self.own.values()]
+        held = {*self.slots.values(), *(slot for each in users for slot in each.needs())}
+        self.events = needed(self.events, held)
+
     def drop_used(self, retained: Set[int]) -> None:
         """Drops everything but the calls that another backward may come through, and what may depend on them.
 

@@ -132,3 +132,35 @@ def test_a_part_that_two_optimizers_clear_is_not_examined():
     why = "the gradients of some parameters were cleared, and others were not"
     assert seen.defects == []
     assert [why in said for said in seen.not_examined] == [True]
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+@pytest.mark.parametrize("of", [torch.exp, Doubled.apply])
+def test_only_what_the_loop_still_has_is_kept_of_a_network_that_is_not_watched(of):
+    """A factor of the loss is made before the other network is trained."""
+    torch.manual_seed(0)
+    model, other = nn.Linear(4, 2), nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer, trains = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, other))
+    power, counts = nn.Parameter(torch.zeros(())), []
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        factor = of(3 * power + 0.5)
+        for _ in range(4):
+            trains.zero_grad()
+            other(torch.randn(8, 4)).square().mean().backward()
+            trains.step()
+            counts.append(len(seen.look.sums.calls.tape.events))
+        (factor * model(torch.randn(8, 4)).square().mean()).backward()
+        optimizer.step()
+    assert counts == [counts[0]] * 4
+    assert seen.defects == []
+    assert [each.partition(",")[0] for each in seen.not_examined] == ["updates of SGD"]  # of the other network
+    assert seen.sight.parameters["weight"]

@@ -70,7 +70,7 @@ def examine(
     start = attempts.take("layers", layers_of_first_step, subject)
     sharp = start and attempts.take("sharp", layers_of_first_step, subject, True)
     masks = attempts.take("masks", masks_of, subject, start is None or start.as_given)
-    # Where nothing is known of its masks, no step is compared with a step that may have others.
+    # A step whose masks nobody knows is compared with no step that may have others.
     attempts.found["masks"] = Masks(False) if "masks" in attempts.stopped else masks
     attempts.found["rounding"] = {} if start and start.loss_is_replayed else _rounding(subject)
     yield Progress(0, 1, "gradients after training")

@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 from mpcompare import generators
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.forced.module_hooks import takes_hooks
 from mpcompare.verdict.examine.forced.random_numbers import Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Record, is_real
 from mpcompare.verdict.examine.forced.recorder import Recorder, autocast_dtype
@@ -134,8 +133,8 @@ class Calls:
         calls = self.recorder.record.calls
         if compiled or not calls.get(OUTPUT):
             self.hide("the network is compiled" if compiled else "nobody saw the outputs of the network")
-        if scripts := [n for n, m in self.network.named_modules() if not takes_hooks(m)]:
-            self.hide(f"{scripts[0] or 'the network'} is a script of torch.jit")
+        if self.recorder.scripts:
+            self.hide(f"{self.recorder.scripts[0] or 'the network'} is a script of torch.jit")
         self._take_reason()
         called.layers = {name: own for name, each in calls.items() if (own := each[called.first.get(name, 0) :])}
         called.within = called.passes

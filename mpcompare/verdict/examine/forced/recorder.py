@@ -58,6 +58,7 @@ class Recorder(Arrivals):
     Attributes:
         parts: whether the parts of the network may be called by themselves, each as a network.
         copies: the copies of outputs that a layer makes others of.
+        scripts: the names of the modules that take no hooks, since they are scripts of torch.jit.
         makers: by tensor the module that returned it last, the number of the module's call within the call of the
             network, and the place of the tensor among the outputs.
     """
@@ -67,6 +68,7 @@ class Recorder(Arrivals):
     ) -> None:
         super().__init__(copy, guard)
         self.parts, self.copies = parts, Copies()
+        self.scripts: list[str] = []
         self.makers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._counts: Counter[str] = Counter()  # by module the number of its calls within the call of the network
         self.before: dict[str, int] = {}  # by layer the number of its calls before the call of the network
@@ -78,6 +80,7 @@ class Recorder(Arrivals):
     def attach(self, network: nn.Module) -> None:
         """Puts hooks on all modules of a network that take them, have none yet, and are not within its norms."""
         self.network, within = network, _within_norms(network)
+        self.scripts = [name for name, module in network.named_modules() if not takes_hooks(module)]
         modules = [each for each in network.named_modules() if each[1] not in within and takes_hooks(each[1])]
         put_on(self._on, modules, self._hooks_on)
 

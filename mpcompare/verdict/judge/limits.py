@@ -72,9 +72,11 @@ def place_limit(run: Examined, place: PlaceError, reference: PlaceError | None) 
 def error_like(reference: PlaceError, place: PlaceError) -> float:
     """Returns the error of a reference as it would be with the operands of a run. The error is taken relative to the
     norm, or to the terms of the sum, whichever makes it larger. Where terms cancel, as in a weight's gradient before a
-    batch norm, the norm of the sum says nothing of its error. Where all is 0, as in a norm over single numbers, the
-    error is as large as the reference's."""
-    sizes = (reference.norm, place.norm), (reference.terms, place.terms)
+    batch norm, the norm of the sum says nothing of its error. Where a reference rounds no operand, its terms are not
+    known, but they are no smaller than their sum. Where all is 0, as in a norm over single numbers, the error is as
+    large as the reference's."""
+    terms = max(reference.terms, reference.norm), max(place.terms, place.norm)
+    sizes = (reference.norm, place.norm), terms
     return max((reference.error / other * own for other, own in sizes if other), default=reference.error)
 
 

@@ -85,6 +85,7 @@ class Seen:
             loss_scale=self.scale,
             should_scale=should_scale,
             asked_scale=asked_scale,
+            at_rest=self.lr == 0,
         )
 
     def in_part(self, most: int = ELEMENTS) -> "Seen":

@@ -38,7 +38,7 @@ def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Checks:
                     why, because = "update left out", f"the update leaves {name} as it is, bit for bit"
                 yield Check(f"update {number} of pass {where}", e.excess, 1, why, because, tight=True, tensor=name)
         for number, step in enumerate(drive.steps, start=1):
-            if not step.should_skip and not step.skipped:
+            if not step.should_skip and not step.skipped and not step.at_rest:
                 because = f"step {number} of pass {where} leaves all weights as they are"
                 why = cause or "update left out"
                 yield Check(f"weights in step {number} of pass {where}", float(not step.moved), 0, why, because)

@@ -149,10 +149,13 @@ def replayed(
 
 def _counts(step: KeptStep, after: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> dict[str, Count]:
     """Returns for each parameter with a gradient the number of updates that the optimizer counts, and the right number.
-    The right number is one more than before, plus the updates that even the parameter with the most had not counted."""
-    missed = step.updates - max((int(count) for count in step.counts.values()), default=0)
+    The right number is one more than before, plus the updates that none had counted. Where the parameters take turns,
+    as those of two networks may, nobody knows which had a gradient in which update."""
+    before = {name: int(count) for name, count in step.counts.items()}
+    turns = len(set(before.values())) > 1 or not before.keys() <= moved.keys()
+    missed = 0 if turns else step.updates - max(before.values(), default=0)
     return {
-        name: Count(float(count), int(step.counts.get(name, torch.zeros(()))) + missed + 1, dtype_name(count.dtype))
+        name: Count(float(count), before.get(name, 0) + missed + 1, dtype_name(count.dtype))
         for name, count in after.items()
         if name in moved
     }

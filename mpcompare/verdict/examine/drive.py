@@ -158,7 +158,8 @@ class Driver:
 
     def _without_idle(self, taken: Seen) -> Seen:
         """Writes down whether parameters without a gradient moved, and returns the step without their gradients."""
-        names = idle(self.subject.examined, self.rule.task.loss_fn, taken.batch, taken.grads, taken.before)
+        loss_fn = self.rule.task.loss_fn
+        names = idle(self.subject.examined, loss_fn, taken.batch, taken.grads, taken.before, taken.buffers)
         self.found.idle.append(moved_ones(names, taken.before, taken.after))
         if not names:
             return taken

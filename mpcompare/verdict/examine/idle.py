@@ -14,22 +14,29 @@ from mpcompare.verdict.examine import numerics
 
 
 def idle(
-    network: nn.Module, loss_fn: Loss, batches: Batches, grads: Mapping[str, Tensor], before: Mapping[str, Tensor]
+    network: nn.Module,
+    loss_fn: Loss,
+    batches: Batches,
+    grads: Mapping[str, Tensor],
+    before: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
 ) -> frozenset[str]:
     """Returns the parameters without a gradient in a step: the backend shows no gradient of them, or a gradient of 0
     though the loss does not depend on them. Empty where the backend shows no gradients at all.
 
     Args:
-        network: the network, with any weights.
+        network: the network, with any weights and buffers.
         grads: the gradients that the backend shows.
-        before: the weights before the step.
+        before, buffers: the weights and buffers before the step.
     """
     if not grads:
         return frozenset()
     missing = {name for name in before if name not in grads}
     zero = {name for name, g in grads.items() if not bool(g.any())}
     # A step tells whether the loss depends on parameters whose gradient is 0. It is taken only if there are any.
-    return frozenset(missing | (zero - reached(with_values(network, before, {}), loss_fn, batches) if zero else set()))
+    return frozenset(
+        missing | (zero - reached(with_values(network, before, buffers), loss_fn, batches) if zero else set())
+    )
 
 
 def reached(network: nn.Module, loss_fn: Loss, batches: Batches) -> set[str]:

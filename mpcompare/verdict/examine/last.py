@@ -50,7 +50,7 @@ def last(
         layers = attempts.take("layers after training", layers_of, subject, walk, step)
         step.record.calls.clear()  # the hooks in the graph of the loss, which the backend keeps, know the record
         weights = params_of(trained)
-        without = idle(trained, subject.task.loss_fn, batch, step.grads, weights)
+        without = idle(trained, subject.task.loss_fn, batch, step.grads, weights, {})
         update = trained_update(rule, walk, step.grads, without)
         if update and without:
             found = moved(without, weights, Stored(backend.master_params()))

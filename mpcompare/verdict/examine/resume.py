@@ -55,7 +55,7 @@ def resume(subject: Subject) -> Reload:
     rule = subject.rule_of(loaded)
     loss, grads = gradients_of(walk, kept=rule.task.clip_norm is not None)
     gradients = compared(loss, grads, first.step)
-    without = idle(subject.model, subject.task.loss_fn, batch, grads, first.params)
+    without = idle(subject.model, subject.task.loss_fn, batch, grads, first.params, first.state()["buffers"])
     update = trained_update(rule, walk, grads, without)
     return Reload(
         step=gradients,

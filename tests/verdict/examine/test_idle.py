@@ -45,11 +45,11 @@ def test_a_gradient_that_is_missing_or_0_for_no_reason_is_none():
     network, batches = network_and_batches(0)
     weights = {name: p.detach() for name, p in network.named_parameters()}
     grads = gradients(network, batches)
-    assert idle(network, cross_entropy, batches, grads, weights) == HEADS[1] | HEADS[2]
+    assert idle(network, cross_entropy, batches, grads, weights, {}) == HEADS[1] | HEADS[2]
     grads["heads.1.bias"] = torch.zeros(3)  # the loss does not depend on this bias
     grads["norm.bias"] = torch.zeros(6)  # the loss depends on this one
-    assert idle(network, cross_entropy, batches, grads, weights) == HEADS[1] | HEADS[2]
-    assert idle(network, cross_entropy, batches, {}, weights) == set()  # nothing is shown, and nothing known
+    assert idle(network, cross_entropy, batches, grads, weights, {}) == HEADS[1] | HEADS[2]
+    assert idle(network, cross_entropy, batches, {}, weights, {}) == set()  # nothing is shown, and nothing known
     after = {**weights, "heads.2.bias": weights["heads.2.bias"] + 1}
     assert moved(frozenset(HEADS[2]), weights, after) == {"heads.2.bias": True, "heads.2.weight": False}
 

@@ -39,7 +39,8 @@ def without_hooked(record: Record, network: nn.Module) -> Record:
         calls = {
             name: each
             for name, each in record.calls.items()
-            if name in ("", OUTPUT) or not _may_change(modules[name], each[0])  # the network's own hooks handle nests
+            # The network's own hooks handle nests. A layer that was called in a look alone has no call.
+            if name in ("", OUTPUT) or (each and not _may_change(modules[name], each[0]))
         }
     return replace(record, calls=defaultdict(list, calls))
 

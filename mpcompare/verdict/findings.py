@@ -95,8 +95,8 @@ class Findings:
     promises: Promises = field(default_factory=Promises)  # the differences from ``amp`` that the backend declares
     # by name of a pass, the error that stopped it, in a line; the findings of such a pass are empty
     stopped: dict[str, str] = field(default_factory=dict)
-    # why the steps cannot be replayed layer by layer, though the backend shows its layers; empty where they can
-    hidden: str = ""
+    # by name of a pass, why its step cannot be replayed layer by layer, though the backend shows its layers
+    hidden: dict[str, str] = field(default_factory=dict)
 
     @property
     def drives(self) -> dict[str, Drive]:

@@ -98,7 +98,7 @@ def examine(
         promises=rule.promises,
         lent=written(subject, attempts),
         stopped=attempts.stopped,
-        hidden=attempts.hidden.get("layers", ""),
+        hidden=attempts.hidden,
         **attempts.found,
     )
 

@@ -126,8 +126,8 @@ def _unchecked(case: Case) -> list[str]:
             missing.append(what)
     if run.last.gradients and run.trained is None:
         missing.append("the update after training")
-    if run.hidden:
-        missing.append(f"each layer by itself ({run.hidden})")
+    hidden = {"each layer by itself": run.hidden["layers"]} if "layers" in run.hidden else run.hidden
+    missing += [f"{what} ({why})" for what, why in hidden.items()]
     if overflowed := not_finite(run.last):
         missing.append(f"gradients after training that overflow ({listed(overflowed)})")
     missing += [f"declared, and nothing shows it: {words}" for words in promises.unseen(case.run)]

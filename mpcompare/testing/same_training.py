@@ -51,28 +51,26 @@ def assert_same_training(ours: Trains, reference: Trains, steps: int = 3) -> Non
 
     Args:
         ours, reference: each makes a network and trains it within the ``watch`` that it is given; both networks are
-            made in the same way, with parameters of the same names.
+            made in the same way, with parameters of the same names. A loop that trains several networks may open a
+            block for each, in the same order.
         steps: the number of updates that are compared.
 
     Raises:
         DifferentTraining: a line says what is different.
     """
-    seen = {name: _seen(name, loop, steps) for name, loop in (("ours", ours), ("reference", reference))}
-    lines = [f"{name}: {defect}" for name, one in seen.items() for defect in one.defects]
-    lines += [f"{name}: not examined: {each}" for name, one in seen.items() for each in one.not_examined]
-    one, other = seen.values()
-    for fact in COMPARED:
-        a, b = one.facts.get(fact), other.facts.get(fact)
-        if a != b:
-            lines.append(f"{fact} is {said(a)} in ours, {said(b)} in the reference")
-    lines += _groups(one.facts["groups"], other.facts["groups"])
-    if not lines:
-        lines += _steps(one, other)
+    ours_seen, reference_seen = _seen("ours", ours, steps), _seen("the reference", reference, steps)
+    if len(ours_seen) != len(reference_seen):
+        raise DifferentTraining(f"ours opened {len(ours_seen)} blocks, the reference {len(reference_seen)}")
+    lines = []
+    for number, (one, other) in enumerate(zip(ours_seen, reference_seen, strict=True), start=1):
+        where = f"block {number}: " if len(ours_seen) > 1 else ""
+        lines += [where + line for line in _different(one, other)]
     if lines:
         raise DifferentTraining("\n  ".join(["the training is not the same:", *lines]))
 
 
-def _seen(name: str, loop: Trains, steps: int) -> Any:
+def _seen(name: str, loop: Trains, steps: int) -> list[Any]:
+    """Returns what was seen in each block that the loop opened."""
     found: list[Any] = []
 
     def watching(model: Any, optimizer: Any) -> Any:
@@ -80,10 +78,23 @@ def _seen(name: str, loop: Trains, steps: int) -> Any:
         return found[-1]
 
     loop(watching)
-    count = found[0].facts.get("updates", 0) if found else 0
-    if not found or count < steps:
+    count = min((one.facts.get("updates", 0) for one in found), default=0)
+    if count < steps:
         raise DifferentTraining(f"{name} took {count} updates within the block that it was given, expected {steps}")
-    return found[0]
+    return found
+
+
+def _different(ours: Any, reference: Any) -> list[str]:
+    """Returns what is wrong in one of two blocks, or different between them."""
+    seen = {"ours": ours, "reference": reference}
+    lines = [f"{name}: {defect}" for name, one in seen.items() for defect in one.defects]
+    lines += [f"{name}: not examined: {each}" for name, one in seen.items() for each in one.not_examined]
+    for fact in COMPARED:
+        a, b = ours.facts.get(fact), reference.facts.get(fact)
+        if a != b:
+            lines.append(f"{fact} is {said(a)} in ours, {said(b)} in the reference")
+    lines += _groups(ours.facts["groups"], reference.facts["groups"])
+    return lines or _steps(ours, reference)
 
 
 def _groups(ours: list[Mapping[str, Any]], reference: list[Mapping[str, Any]]) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.watched_loops import Loop, small_network
+from torch import nn
 from torch.nn import functional as F
 
 from mpcompare.testing import DifferentTraining, assert_same_training
@@ -87,3 +88,27 @@ def test_negative_controls(control):
     ours, line = CONTROLS[control]
     with pytest.raises(DifferentTraining, match=re.compile(line)):
         assert_same_training(ours, trains(), steps=2)
+
+
+def two_blocks(factor=1.0, blocks=2):
+    """Trains a network in each of some blocks; the loss in the last one is multiplied by ``factor``."""
+
+    def run(watch):
+        torch.manual_seed(0)
+        for block in range(blocks):
+            model = nn.Linear(4, 2, bias=False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with watch(model, optimizer):
+                loss = model(torch.randn(8, 4)).square().mean()
+                (factor * loss if block == 1 else loss).backward()
+                optimizer.step()
+
+    return run
+
+
+def test_each_block_of_a_loop_is_compared():
+    line = "^the training is not the same:\n  block 2: the gradients of weight are others in update 1$"
+    with pytest.raises(DifferentTraining, match=line):
+        assert_same_training(two_blocks(5.0), two_blocks(), steps=1)
+    with pytest.raises(DifferentTraining, match="^ours opened 1 blocks, the reference 2$"):
+        assert_same_training(two_blocks(blocks=1), two_blocks(), steps=1)

@@ -42,7 +42,7 @@ def read(optimizer: Any, model: Any, objects: Objects) -> tuple[str, Mapping[str
         raise InputError("optimizer", type(made).__name__, expected)
     if isinstance(model, nn.Module):
         _check_all_taken(made, model)
-    first = {name: float(v) if isinstance(v, Tensor) else v for name, v in made.param_groups[0].items()}
+    first = _values(made.param_groups[0])
     groups = {"groups": _groups(made, model)} if len(made.param_groups) > 1 else {}
     if known := OF_TORCH.get(type(made)):
         own = {field.name: first[field.name] for field in fields(known) if field.name in first}
@@ -107,18 +107,25 @@ def _check_all_taken(optimizer: torch.optim.Optimizer, model: nn.Module) -> None
         raise InputError("optimizer", type(optimizer).__name__, expected)
 
 
+def _values(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a group as they were before a scheduler of torch changed the rate."""
+    values = {name: float(v) if isinstance(v, Tensor) else v for name, v in group.items()}
+    return {**values, "lr": values["initial_lr"]} if "initial_lr" in values else values
+
+
 def _groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[dict[str, Any]]:
     """Returns the groups by the names of their parameters; the first gives the optimizer's own values."""
     names = {id(p): name for name, p in model.named_parameters()}
-    first, *others = optimizer.param_groups
+    first, *others = map(_values, optimizer.param_groups)
+    if not first.get("lr"):
+        raise InputError("optimizer: lr", first.get("lr"), "expected a rate above 0 in the first group")
     groups = []
     for group in others:
         if unknown := [p for p in group["params"] if id(p) not in names]:
             raise InputError("optimizer", type(optimizer).__name__, f"has {len(unknown)} parameters that model has not")
-        factor = float(group["lr"]) / float(first["lr"])
         match = [escape(names[id(p)]) for p in group["params"]]
         decay = {"weight_decay": group["weight_decay"]} if "weight_decay" in group else {}
-        groups.append({"match": match, "lr_factor": factor, **decay})
+        groups.append({"match": match, "lr_factor": group["lr"] / first["lr"], **decay})
         for name in group:
             if name not in ("lr", "weight_decay", *UNASKED) and group[name] != first.get(name):
                 raise InputError(f"optimizer: {name}", group[name], f"expected {first.get(name)} in all groups")

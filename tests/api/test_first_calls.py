@@ -233,6 +233,27 @@ def test_an_optimizer_over_a_part_of_the_network_is_refused_unless_the_rest_is_f
     assert "optimizer=adamw" in overrides
 
 
+def warming_up(make, net):
+    optimizer = make([{"params": net.hidden.parameters()}, {"params": net.output.parameters(), "lr": 0.2}])
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10).optimizer
+
+
+def test_the_rate_is_the_one_before_a_scheduler_has_changed_it(tmp_path):
+    net = Net()
+    one = torch.optim.AdamW(net.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.LinearLR(one, start_factor=1 / 3)
+    overrides, _ = composed(tmp_path / "one", model=net, data=(X, Y), optimizer=one)
+    assert "++task.optimizer.lr=0.1" in overrides
+    two = warming_up(functools.partial(torch.optim.SGD, lr=0.1), net)
+    assert two.param_groups[0]["lr"] == 0
+    overrides, _ = composed(tmp_path / "two", model=net, data=(X, Y), optimizer=two)
+    assert "++task.optimizer.lr=0.1" in overrides
+    assert any("lr_factor: 2.0" in each for each in overrides)
+    none = warming_up(functools.partial(torch.optim.SGD, lr=0.0), net)
+    with pytest.raises(InputError, match=r"^optimizer: lr=0.0: expected a rate above 0 in the first group$"):
+        composed(tmp_path / "none", model=net, data=(X, Y), optimizer=none)
+
+
 def test_groups_of_an_optimizer_without_a_decay_have_none(tmp_path):
     net = Net()
     groups = [{"params": net.hidden.parameters()}, {"params": net.output.parameters(), "lr": 0.2}]

@@ -124,12 +124,13 @@ def check_knobs(knobs: Mapping[str, Any], of_caller: Iterable[str], own_task: bo
     settings: Any = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml"))
     sections: dict[str, Any] = {key: value for key, value in settings.items() if isinstance(value, dict)}
     known = [*(key for key in settings if key != "defaults"), *GROUPS]
-    for key, value in knobs.items():
+    for given_key, value in knobs.items():
+        key = given_key.removeprefix("+")
         section, _, rest = key.partition(".")
         if section not in known:
             accepted = [*of_caller, *known]
             near = did_you_mean(key, accepted)
-            raise InputError(key, value, f"is no argument{near}; docs/from_python.md has them all")
+            raise InputError(given_key, value, f"is no argument{near}; docs/from_python.md has them all")
         if key in GROUPS and not isinstance(value, (str, Mapping)):
             accepted = sorted(path.stem for path in (CONF / key).glob("*.yaml"))
             name = getattr(value, "__name__", type(value).__name__)

@@ -16,6 +16,8 @@ from mpcompare.paths import CONF
 if TYPE_CHECKING:
     from mpcompare.api.compared import Compared
 
+ADDED = ("experiment", "ablation")  # groups of which conf/config.yaml chooses no option
+
 # Everything that is slow to import, such as pandas, is imported in the call, so that ``import mpcompare`` is quick.
 
 
@@ -146,8 +148,9 @@ def _knobs(knobs: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield from _knobs(value, f"{above}{name}.")
         else:
             # A group is chosen by a bare word, and no text with a dot is one.
+            plus = "+" if not above and name in ADDED else ""
             bare = isinstance(value, str) and value.replace("_", "a").replace("/", "a").isalnum()
-            yield f"{above}{name}={value if bare else written(f'{above}{name}', value)}"
+            yield f"{plus}{above}{name}={value if bare else written(f'{above}{name}', value)}"
 
 
 def _save(objects: Objects, path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from support.trees import HalvesGradients
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -22,6 +23,7 @@ from mpcompare.api import optimizers
 from mpcompare.api.compare import Arguments, overrides_of
 from mpcompare.api.objects import Objects
 from mpcompare.backends.amp import Amp
+from mpcompare.command import nodes
 from mpcompare.errors import InputError
 from mpcompare.paths import CONF
 
@@ -334,6 +336,19 @@ def test_as_many_samples_are_carried_as_the_task_needs(knobs, samples, tmp_path)
     _, objects = composed(tmp_path, data=TensorDataset(*data), **knobs)
     x_train, _, x_test, _ = objects.carried["in_memory"](0)
     assert len(x_train) + len(x_test) == samples
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"experiment": "clipping"}, "clip_norm: 0.5"),
+        ({"+experiment": "clipping"}, "clip_norm: 0.5"),
+        ({"ablation": "no_loss_scale"}, "mpcompare.loss_scale.NoLossScale"),
+    ],
+)
+def test_an_experiment_and_an_ablation_are_chosen_with_and_without_a_plus(knobs, said, tmp_path):
+    overrides, _ = composed(tmp_path, **knobs)
+    assert said in OmegaConf.to_yaml(nodes.composed(overrides))
 
 
 REFUSED = {

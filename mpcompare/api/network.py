@@ -20,8 +20,7 @@ from mpcompare.tasks.task import Task
 from mpcompare.tasks.trial import try_out
 
 IN_MEMORY = "the data"  # the name of data that have none
-TASK, STEPS = "mnist_mlp", 20  # conf/config.yaml
-WARMUP = 3
+TASK = "mnist_mlp"  # conf/config.yaml
 
 
 def overrides_of(call: Arguments, objects: Objects) -> list[str]:
@@ -93,8 +92,10 @@ def _default_size(call: Arguments) -> int:
 
 def _in_memory(call: Arguments, loss: Any) -> samples.Parts:
     """Returns the samples of the caller's data, as many as the training and a few batches of held-out ones need."""
-    steps = call.steps or _whole(call.setting("train", "steps")) or STEPS
-    wanted = (steps + WARMUP) * _batch_size(call) * (samples.HELD_OUT + 1) // samples.HELD_OUT
+    train: Any = OmegaConf.load(CONF / "config.yaml")["train"]  # type: ignore[index]
+    steps, warmup = (_whole(call.setting("train", name)) or train[name] for name in ("steps", "warmup_steps"))
+    needed = ((call.steps or steps) + warmup) * _batch_size(call)
+    wanted = needed * samples.HELD_OUT // (samples.HELD_OUT - 1)
     return samples.parts_of(call.data, wanted, call.model, loss or "cross_entropy")
 
 

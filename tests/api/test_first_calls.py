@@ -323,19 +323,20 @@ def test_a_loss_that_is_set_takes_its_targets_of_a_dict(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "samples"),
+    ("knobs", "training", "held_out"),
     [
-        ({"train": {"steps": "50"}, "task": {"batch_size": "10"}, "model": Net}, 588),  # 50 steps and 3 of warm-up
-        ({"model": Net}, 6542),  # 23 batches of 256, and as many more as are held out
-        ({"task": "recipe_mlp"}, 13084),
-        ({}, 15000),  # the batch of mnist_mlp is 8192
+        ({"train": {"steps": "50"}, "task": {"batch_size": "10"}, "model": Net}, 530, 66),  # and 3 steps of warm-up
+        ({"train": {"warmup_steps": 7}, "steps": 5, "batch_size": 64, "model": Net}, 12 * 64, 96),
+        ({"model": Net}, 23 * 256, 736),
+        ({"task": "recipe_mlp"}, 23 * 512, 1472),
+        ({}, 13334, 1666),  # the batch of mnist_mlp is 8192: these are all
     ],
 )
-def test_as_many_samples_are_carried_as_the_task_needs(knobs, samples, tmp_path):
+def test_as_many_samples_are_carried_as_the_task_needs(knobs, training, held_out, tmp_path):
     data = (torch.zeros(1, 12).expand(15000, 12), torch.zeros(1, dtype=torch.int64).expand(15000))
     _, objects = composed(tmp_path, data=TensorDataset(*data), **knobs)
     x_train, _, x_test, _ = objects.carried["in_memory"](0)
-    assert len(x_train) + len(x_test) == samples
+    assert (len(x_train), len(x_test)) == (training, held_out)
 
 
 @pytest.mark.parametrize(

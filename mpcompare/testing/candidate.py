@@ -1,7 +1,7 @@
 """One backend on one task in one precision, with the questions that several requirements ask of it; and the outcome."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -64,19 +64,21 @@ class Candidate:
         """Returns the loss scale of ``loss_scale=auto``, or the first other one that the backend accepts. Where it
         accepts none, returns the scale of auto: the backend then says why it refuses it."""
         auto = loss_scale.auto(self.precision)
-        return next(self.accepted(auto, *LOSS_SCALES), auto)
+        return next(filter(self._accepts, (auto, *LOSS_SCALES)), auto)
 
     def new(self, seed: int = 0) -> Any:
         return self.make(self.model(seed), self.accepted_scaling())
 
-    def accepted(self, *scalings: LossScale) -> Iterator[LossScale]:
-        """Yields the loss scales that the backend does not refuse with an InputError."""
-        for scaling in scalings:
-            try:
-                self.make(self.model(), scaling)
-            except InputError:
-                continue
-            yield scaling
+    def accepted(self, *scalings: LossScale) -> list[LossScale]:
+        """Returns the loss scales that the backend does not refuse; where it refuses them all, one that it accepts."""
+        return list(filter(self._accepts, scalings)) or [self.accepted_scaling()]
+
+    def _accepts(self, scaling: LossScale) -> bool:
+        try:
+            self.make(self.model(), scaling)
+        except InputError:
+            return False
+        return True
 
     def exact(self) -> Exact:
         """Returns the first step in float64."""

@@ -22,7 +22,7 @@ def goes_on_from_a_state(candidate: Candidate, checked: Checked) -> Iterator[str
     """A new backend that loads a state continues bit for bit."""
     stream = candidate.batches(8)
     scalings = (DynamicLossScale(256.0, growth_interval=3), StaticLossScale(256.0), NoLossScale())
-    scaling = next(candidate.accepted(*scalings))
+    scaling = candidate.accepted(*scalings)[0]
     first = candidate.make(candidate.model(), scaling)
     for batch in stream[:2]:
         candidate.step(first, batch)

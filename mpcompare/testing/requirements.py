@@ -113,7 +113,11 @@ def _loss_scale(candidate: Candidate, checked: Checked) -> Iterator[str]:
     if not real:
         why = "its inputs are integers, of which none makes a gradient infinite"
         checked.skipped[f"{candidate.name}, overflow"] = why
-    for scaling in candidate.accepted(*LOSS_SCALES):
+    scalings = candidate.accepted(*LOSS_SCALES)
+    if scalings[0] not in LOSS_SCALES:
+        why = f"it accepts none that changes within {len(stream)} finite steps"
+        checked.skipped[f"{candidate.name}, growth of the loss scale"] = why
+    for scaling in scalings:
         backend, name = candidate.make(candidate.model(), scaling), f"loss_scale={scaling.name}"
         scaling = promised_scaling(scaling, promises_of(backend))  # a copy
         wrong = set()

@@ -14,7 +14,7 @@ from mpcompare.backends.master_weights import MasterWeights
 from mpcompare.contract import BackendUnavailable
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale
-from mpcompare.testing import BrokenContract, check_backend, continuing, small_tasks
+from mpcompare.testing import BrokenContract, check_backend, continuing, requirements, small_tasks
 
 TASKS = small_tasks()
 MLP = {"mlp": TASKS["mlp"]}
@@ -358,6 +358,32 @@ def test_an_option_is_handed_to_the_constructor_and_a_wrong_one_is_named():
         check_backend(BACKENDS["scratch"], precision="fp16", tasks=MLP, softmax="fp16")
     with pytest.raises(BrokenContract, match="option sped was given, and the constructor does not take it"):
         check_backend(BACKENDS["scratch"], tasks=MLP, sped=1)
+
+
+class DefaultInterval(Amp):
+    """``amp`` with dynamic loss scales that grow as GradScaler's does by default, and no other."""
+
+    def __init__(self, model, task, precision, loss_scale):
+        if getattr(loss_scale, "growth_interval", None) != 2000:
+            raise InputError("loss_scale", loss_scale.name, "expected growth_interval=2000")
+        super().__init__(model, task, precision, loss_scale)
+
+
+class DefaultIntervalScaled(DefaultInterval):
+    def forward(self, x, y):
+        return super().forward(x, y) * self.loss_scale()
+
+
+def test_a_backend_of_one_interval_is_checked_with_it(monkeypatch):
+    monkeypatch.setattr(requirements, "verdict", lambda candidate, checked: [])  # the examination asks for another
+    only = (requirements._loss, requirements._loss_scale, continuing.goes_on_from_a_state)
+    monkeypatch.setattr(requirements, "REQUIREMENTS", only)
+    said = {"mlp fp16, growth of the loss scale": "it accepts none that changes within 6 finite steps"}
+    assert check_backend(DefaultInterval, precision="fp16", tasks=MLP).skipped == said
+    with pytest.raises(BrokenContract) as caught:
+        check_backend(DefaultIntervalScaled, precision="fp16", tasks=MLP)
+    said = "the loss is 6.55e+04 times the exact one at loss scale 65536: expected it unscaled (mlp fp16)"
+    assert caught.value.requirements == [said]
 
 
 @pytest.mark.slow

@@ -27,6 +27,11 @@ class Int8Weights(nn.Module):
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
 
+    @property
+    def weight(self) -> Tensor:
+        """The weights in bf16, made anew: torch's transformer layers read them."""
+        return self.codes.to(self.scales.dtype) * self.scales
+
 
 class Int8Linear(Int8Weights):
     """``[..., in]`` to ``[..., out]``, from codes ``[out, in]``."""
@@ -36,7 +41,7 @@ class Int8Linear(Int8Weights):
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.codes.to(x.dtype) * self.scales, self.bias)
+        return F.linear(x, self.weight, self.bias)
 
 
 class Int8Embedding(Int8Weights):

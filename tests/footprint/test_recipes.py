@@ -77,3 +77,12 @@ def test_int8_weights_answer_like_fp32(tied):
         exact, rounded = model(ids), small(ids).float()
     assert (rounded - exact).norm() < 0.05 * exact.norm()
     assert (small.output.codes is small.embedding.codes) == tied
+
+
+def test_a_transformer_layer_of_torch_answers_with_int8_weights_on_its_fast_path():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).eval()
+    x = torch.randn(4, 8, 16)
+    with torch.no_grad():
+        exact, rounded = layer(x), with_int8_weights(layer)(x.bfloat16()).float()
+    assert (rounded - exact).norm() < 0.05 * exact.norm()

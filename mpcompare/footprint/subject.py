@@ -96,6 +96,8 @@ def _configured(wish: Wish) -> tuple[Task, Batch]:
 def _sample(wish: Wish, data: Any, model: Any) -> tuple[tuple[int, ...], torch.dtype]:
     """Returns the shape and dtype of a sample, as it was given or as the task's data has it."""
     if wish.shape is not None:
+        if wish.length is not None:
+            raise InputError("--length", wish.length, "expected either --length, for ids, or --shape, for real numbers")
         return wish.shape, torch.float32
     source = str(data._target_).rpartition(".")[2]
     if "." in wish.name:

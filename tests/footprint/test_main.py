@@ -33,6 +33,10 @@ def test_table_and_figure(tmp_path):
         (["gpt2", "--batch", "0"], "--batch=0: expected a whole number of at least 1"),
         (["mnist_cnn", "--shape", "1,x"], "--shape=1,x: expected whole numbers"),
         (["torch.nn.Linear", "in_features=3", "out_features=2"], "needs --shape of a sample (3,224,224), or --length"),
+        (
+            ["torch.nn.ReLU", "--shape", "4", "--length", "3"],
+            "--length=3: expected either --length, for ids, or",
+        ),
         (["torch.nn.Nothing", "--shape", "3"], "torch.nn.Nothing"),
         (["torch.nn.Linear", "in_features=3", "out_features=2", "--shape", "4"], "cannot take a step"),
         (["gpt3", "--out", "/nowhere/x.png"], "--out=/nowhere/x.png: cannot write there (there is no folder /nowhere)"),

@@ -138,8 +138,7 @@ class RunRecorder:
 
 def _keep(path: Path, last_step: int) -> list[dict[str, Any]]:
     """Leaves the rows up to ``last_step`` in a file of steps, and returns them; a file without rows is deleted."""
-    text = path.read_text() if path.exists() else ""
-    reader = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())  # a row that was cut off is no row
+    reader = csv.DictReader(whole_lines(path.read_text() if path.exists() else "").splitlines())
     types = COLUMNS[path.name]
     rows = [row for each in reader if (row := _values(each, types))["step"] <= last_step]
 
@@ -154,6 +153,11 @@ def _keep(path: Path, last_step: int) -> list[dict[str, Any]]:
     else:
         path.unlink(missing_ok=True)
     return rows
+
+
+def whole_lines(text: str) -> str:
+    """Returns a text without a last line that was cut off, by a full disk say: such a row is no row."""
+    return text[: text.rfind("\n") + 1]
 
 
 def _values(row: dict[str, str], types: Mapping[str, type]) -> dict[str, Any]:

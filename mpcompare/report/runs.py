@@ -18,7 +18,7 @@ from mpcompare import records
 from mpcompare.errors import InputError
 from mpcompare.fields import PARTS, TYPES, ConfigAtLeast, Finished, Result, check_field
 from mpcompare.foreign import printable, read_bytes, read_json
-from mpcompare.records import BLOCKS, COLUMNS, EVALS, NUMERICS, RESULT, STEPS
+from mpcompare.records import BLOCKS, COLUMNS, EVALS, NUMERICS, RESULT, STEPS, whole_lines
 from mpcompare.typed import check_type, is_of, required
 from mpcompare.verdict.findings import Findings, from_document
 
@@ -158,8 +158,7 @@ def no_rows(name: str) -> pd.DataFrame:
 def _read(path: Path) -> pd.DataFrame:
     """Returns a table that a :class:`RunRecorder` has written."""
     columns = COLUMNS[path.name]
-    text = read_bytes(path).decode() if path.exists() else ""
-    text = text[: text.rfind("\n") + 1]  # a row that was cut off, by a full disk say, is no row
+    text = whole_lines(read_bytes(path).decode() if path.exists() else "")
     if not text:
         return no_rows(path.name)
     rows = pd.read_csv(io.StringIO(text), dtype=dict(columns))

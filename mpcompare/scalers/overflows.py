@@ -2,12 +2,11 @@
 
 import csv
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpcompare.errors import InputError, shortened
-from mpcompare.records import STEPS
+from mpcompare.records import STEPS, whole_lines
 
 SHOWN = 40  # characters of a pattern
 
@@ -53,7 +52,7 @@ def of_thresholds(file: Path) -> list[OverflowStep]:
     step stay finite (0: they overflow at any; inf: at none). Empty lines and text after a # are passed over. Raises
     InputError where the file cannot be read, has no number, or a line is no number."""
     steps = []
-    for number, line in enumerate(_lines("--thresholds", file), start=1):
+    for number, line in enumerate(_text("--thresholds", file).splitlines(), start=1):
         if text := line.partition("#")[0].strip():
             steps.append(_threshold(file, number, text))
     if not steps:
@@ -80,7 +79,7 @@ def of_run(folder: Path) -> tuple[list[OverflowStep], float]:
     such record, or the run scaled no loss."""
     file = folder / STEPS if folder.is_dir() else folder
     try:
-        rows = list(csv.DictReader(_lines("--run", file)))
+        rows = list(csv.DictReader(whole_lines(_text("--run", file)).splitlines()))
     except csv.Error:  # another file, such as one whose lines are longer than any table's
         rows = []
     if not rows or not {"loss_scale", "skipped"} <= rows[0].keys():
@@ -98,9 +97,9 @@ def of_run(folder: Path) -> tuple[list[OverflowStep], float]:
     return steps, scales[0]
 
 
-def _lines(option: str, file: Path) -> Sequence[str]:
+def _text(option: str, file: Path) -> str:
     try:
-        return file.read_text().splitlines()
+        return file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(option, file, f"cannot read it ({getattr(error, 'strerror', None) or 'no text'})") from None
 

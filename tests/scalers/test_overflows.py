@@ -77,3 +77,11 @@ def test_runs_without_a_loss_scale_or_steps_are_refused(tmp_path):
     recorded(tmp_path, [("", False)])
     with pytest.raises(InputError, match="a row without a loss scale"):
         of_run(tmp_path)
+
+
+@pytest.mark.parametrize("kept", ["3,False", "3,False,0.5,0.1,2048.0,Tr"])
+def test_a_last_row_that_was_cut_off_is_no_step(tmp_path, kept):
+    whole = of_run(recorded(tmp_path, [(1024.0, False), (2048.0, True)]))
+    with (tmp_path / "steps.csv").open("a") as file:
+        file.write(kept)
+    assert of_run(tmp_path) == whole

@@ -63,7 +63,7 @@ def said(step: OverflowStep) -> str:
     """Returns in a few characters at which loss scales the gradients of a step are known to be finite."""
     if step.finite_up_to > 0:
         return "all" if step.finite_up_to == math.inf else f"<= {power(step.finite_up_to)}"
-    return f"< {power(step.overflows_from)}" if step.overflows_from >= 1 else "none"
+    return f"< {power(step.overflows_from)}" if step.overflows_from > math.ulp(0.0) else "none"
 
 
 def _happens(traces: Sequence[Trace], place: int) -> bool:

@@ -1,6 +1,8 @@
 """``python -m mpcompare.scalers``: the table, the figure, and one line about what a user got wrong."""
 
 import io
+import math
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -8,9 +10,9 @@ from support.scalers import all_by_policy, by_policy
 
 from mpcompare.scalers import __main__ as command
 from mpcompare.scalers import registry
-from mpcompare.scalers.overflows import of_pattern
+from mpcompare.scalers.overflows import OverflowStep, _threshold, of_pattern
 from mpcompare.scalers.registry import LIBRARIES
-from mpcompare.scalers.table import show
+from mpcompare.scalers.table import said, show
 
 
 def run(monkeypatch, *arguments):
@@ -51,6 +53,12 @@ def test_torch_is_always_there_and_nothing_twice(monkeypatch, capsys):
     text = capsys.readouterr().out
     assert row(text, ["step"]) == ["step", "finite", "at", "torch", "flax"]
     assert "by the policies here: flax (not installed); pip install" in text
+
+
+def test_scales_are_said_as_far_as_they_are_known():
+    steps = [*of_pattern(".x"), OverflowStep(-math.inf, 0.5, unknown=True), _threshold(Path("x"), 1, "0.25"),
+             _threshold(Path("x"), 1, "0")]  # fmt: skip
+    assert [said(step) for step in steps] == ["all", "none", "< 2^-1", "<= 2^-2", "none"]
 
 
 def test_a_library_that_fails_is_said_and_its_policy_stands_in(monkeypatch):

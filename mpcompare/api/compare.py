@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from inspect import isroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpcompare import caller
 from mpcompare.api.arguments import Arguments
 from mpcompare.api.command import run_command
-from mpcompare.api.objects import Objects, written
+from mpcompare.api.objects import Objects, of_python, written
 from mpcompare.errors import InputError, check_number, check_whole, in_full
 from mpcompare.paths import CONF
 
@@ -85,6 +86,8 @@ def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
     from mpcompare.api import checks, network  # they import torch
     from mpcompare.instruments.machine import select_device
 
+    numbers = of_python({name: getattr(call, name) for name in ("lr", "batch_size", "steps", "knobs")})
+    call = replace(call, **numbers)
     checks.check_knobs(call.knobs, Arguments.__dataclass_fields__, call.model is not None)
     for name in ("steps", "batch_size"):
         if getattr(call, name) is not None:

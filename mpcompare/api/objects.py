@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -84,7 +84,16 @@ def plain(value: Any) -> bool:
     """Returns whether a configuration can hold the value: a number, a text, a bool, None, or a list of these."""
     if isinstance(value, (list, tuple)):
         return all(map(plain, value))
-    return value is None or type(value) in (bool, int, float, str)
+    return value is None or type(of_python(value)) in (bool, int, float, str)
+
+
+def of_python(value: Any) -> Any:
+    """Returns a number of numpy, and each such number of a table, as Python's."""
+    import numpy as np  # is slow to import
+
+    if isinstance(value, Mapping):
+        return {key: of_python(each) for key, each in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def written(key: str, value: Any) -> str:
@@ -100,6 +109,7 @@ def written(key: str, value: Any) -> str:
         from hydra.core.override_parser.types import Quote, QuotedString  # Hydra is slow to import
 
         return QuotedString(value, Quote.single).with_quotes()
+    value = of_python(value)
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 

@@ -180,6 +180,14 @@ WORKS = {
     "a function is a backend": ({"backends": ["amp", my_step]}, ["backend=amp,my_step"]),
     "a class is a backend": ({"backends": [Amp, HalvesGradients]}, ["backend=Amp,HalvesGradients"]),
     "steps": ({"steps": 20}, ["++train.steps=20"]),
+    "numbers of numpy": (
+        {"lr": np.float32(0.25), "steps": np.int64(5), "batch_size": np.int32(8), "seed": np.int64(3)},
+        ["++task.optimizer.lr=0.25", "++train.steps=5", "++task.batch_size=8", "seed=3"],
+    ),
+    "numbers of numpy in tables": (
+        {"train": {"steps": np.int64(5)}, "optimizer": lambda params: torch.optim.SGD(params, lr=np.float64(1e-3))},
+        ["train.steps=5", "++task.optimizer.lr=0.001"],
+    ),
 }  # fmt: skip
 
 

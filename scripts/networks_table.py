@@ -38,9 +38,8 @@ TABLE = Path(__file__).parents[1] / "docs" / "power" / "command.csv"
 WORD = "networks by command"
 # The number of networks, and the largest numbers of parameters and of their tensors.
 WANTED = {"torchvision": (8, 4_000_000, 190), "timm": (26, 1_500_000, 130), "transformers": (26, 1_500_000, 130)}
-SIDES = (32, 64)  # sides of an image: the first that a network takes
 TOGETHER = 4  # networks of one command, which take their races one after the other
-TAKEN = {  # @: the side of an image, where it is not 32
+TAKEN = {
     "torchvision": "shufflenet_v2_x0_5 swin_t squeezenet1_0 mnasnet1_0 densenet201 vit_l_16 mobilenet_v2 "
     "mobilenet_v3_small",
     "timm": "mambaout_kobe vit_small_patch14_dinov2 convnext_tiny resnet18d resmlp_12_224 "
@@ -83,26 +82,23 @@ def names_of(library: str) -> list[str]:
     return sorted(set(names), key=lambda name: hashlib.sha256(f"{WORD} {name}".encode()).hexdigest())
 
 
-def draw(library: str) -> Iterator[tuple[str, int, str]]:
-    """Yields names, the side of an image, and why a name is not taken: an empty text where it is."""
+def draw(library: str) -> Iterator[tuple[str, str]]:
+    """Yields names, and why a name is not taken: an empty text where it is."""
     wanted, most, tensors = WANTED[library]
     taken: set[str] = set()
     for name in names_of(library):
-        reason = ""
-        for side in SIDES:
-            try:
-                reason = _why_not(library, name, side, taken, most, tensors)
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}".partition("\n")[0][:100]
-            if not reason:
-                taken.add(drawn_networks.class_of(library, name).__module__)
-                break
-        yield name, side, reason
+        try:
+            reason = _why_not(library, name, taken, most, tensors)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0][:100]
+        if not reason:
+            taken.add(drawn_networks.class_of(library, name).__module__)
+        yield name, reason
         if len(taken) == wanted:
             return
 
 
-def _why_not(library: str, name: str, side: int, taken: set[str], most: int, tensors: int) -> str:
+def _why_not(library: str, name: str, taken: set[str], most: int, tensors: int) -> str:
     if drawn_networks.class_of(library, name).__module__ in taken:
         return "one of its file is there"
     with torch.device("meta"):
@@ -111,7 +107,7 @@ def _why_not(library: str, name: str, side: int, taken: set[str], most: int, ten
         return f"{sum(sizes)} numbers in {len(sizes)} tensors"
     torch.manual_seed(0)
     model = drawn_networks.make(library, name)
-    x, y, *_ = drawn_networks.load(0, library, name, side, 8)
+    x, y, *_ = drawn_networks.load(0, library, name, samples=8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = model(**x) if isinstance(x, dict) else model(x)
         loss = output.loss if isinstance(x, dict) else F.cross_entropy(output.float(), y)
@@ -122,17 +118,15 @@ def _why_not(library: str, name: str, side: int, taken: set[str], most: int, ten
 
 def rows_of(library: str, names: list[str]) -> Iterator[dict[str, Any]]:
     """Runs the command on some networks of a library. Yields their rows, with the verdicts of its report."""
-    sides = dict(each.partition("@")[::2] for each in names)
     loss = "model" if library == "transformers" else "cross_entropy"
     with tempfile.TemporaryDirectory(prefix="networks-") as folder:
         said = _said(
             [*COMMAND, f"+task.model.library={library}", f"+data.library={library}", f"task.loss={loss}",
-             f"+task.model.name={','.join(sides)}", "+data.name=${task.model.name}",
-             f"+data.side={max(sides.values()) or SIDES[0]}", f"hydra.sweep.dir={folder}"],
+             f"+task.model.name={','.join(names)}", "+data.name=${task.model.name}", f"hydra.sweep.dir={folder}"],
             Path(folder) / "log",
         )  # fmt: skip
         report = contents_of([Path(folder)])
-    for name in sides:
+    for name in names:
         of = [each for each in report.entries if each.run.result.config["task"]["model"]["name"] == name]
         yield {"network": name, "library": library, **_cells(of, said)}
 
@@ -171,7 +165,7 @@ def _said(overrides: Iterable[str], log: Path) -> str:
 
 def put(row: dict[str, Any]) -> None:
     """Writes a row into the table, in the place of an older one of its network. Rows are in the order of the draw."""
-    order = [each.partition("@")[0] for names in TAKEN.values() for each in names.split()]
+    order = [name for names in TAKEN.values() for name in names.split()]
     rows = {each["network"]: each for each in _rows()} | {row["network"]: row}
     pd.DataFrame([rows[name] for name in order if name in rows]).to_csv(TABLE, index=False)
 
@@ -188,14 +182,14 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if asked.draw:
         for library in WANTED:
-            for name, side, reason in draw(library):
-                print(f"{library} {name} {side}: {reason or 'taken'}", flush=True)
+            for name, reason in draw(library):
+                print(f"{library} {name}: {reason or 'taken'}", flush=True)
         return
     there = {row["network"] for row in _rows()}
     for library, taken in TAKEN.items():
-        names = [each for each in taken.split() if each.partition("@")[0] not in there]
+        names = [each for each in taken.split() if each not in there]
         if asked.names:
-            names = [each for each in taken.split() if each.partition("@")[0] in asked.names]
+            names = [each for each in taken.split() if each in asked.names]
         for some in (names[first : first + TOGETHER] for first in range(0, len(names), TOGETHER)):
             for row in rows_of(library, some):
                 put(row)

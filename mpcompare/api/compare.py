@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from inspect import isroutine
 from pathlib import Path
@@ -159,6 +160,9 @@ def _knobs(knobs: Mapping[str, Any], above: str = "") -> Iterator[str]:
 def _save(objects: Objects, path: Path) -> None:
     """Saves the objects that must be carried. Raises InputError where one cannot be."""
     with objects.by_value():
+        with suppress(Exception):
+            caller.save(objects.carried, path)
+            return
         for name, thing in objects.carried.items():
             try:
                 caller.save({name: thing}, path)

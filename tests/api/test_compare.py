@@ -15,6 +15,9 @@ import torch
 from torch import nn
 
 import mpcompare
+from mpcompare import caller
+from mpcompare.api.compare import _save
+from mpcompare.api.objects import Objects
 from mpcompare.backends.amp import Amp
 from mpcompare.errors import InputError
 from mpcompare.paths import CONF
@@ -94,6 +97,15 @@ def test_what_is_wrong_with_an_argument_is_said_before_anything_starts(arguments
         mpcompare.compare(folder=tmp_path / "runs", **arguments)
     assert str(refused.value).startswith(message)
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_carried_is_pickled_once(monkeypatch, tmp_path):
+    saved = []
+    monkeypatch.setattr(caller, "save", lambda objects, path: saved.append(list(objects)))
+    objects = Objects()
+    objects.carried = {"Net": Doubles, "data": in_memory}
+    _save(objects, tmp_path / "objects.pkl")
+    assert saved == [["Net", "data"]]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from mpcompare.command.entry_points import GROUP
 from mpcompare.errors import InputError, check_choice, did_you_mean, fault_of_call
 from mpcompare.paths import CONF
 from mpcompare.precision import PRECISIONS, resolve_precision
@@ -102,7 +103,7 @@ def check_backend(name: str) -> None:
     """Raises InputError unless a backend of this project, or of an installed package, has the name."""
     folder = CONF / "backend"
     known = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
-    known += [entry.name for entry in metadata.entry_points(group="mpcompare.backends")]
+    known += [entry.name for entry in metadata.entry_points(group=GROUP)]
     if name not in known:
         accepted = ", ".join(sorted(each for each in known if "/" not in each))
         expected = f"expected one of {accepted}, a class, or a function step(model, optimizer, batch)"

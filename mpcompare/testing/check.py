@@ -54,8 +54,9 @@ def check_backend(
     checked = Checked()
     candidates_of: dict[str, list[str]] = {}
     for task_name, (task, dataset) in (small_tasks() if tasks is None else tasks).items():
+        there = dataset.to(where)
         for each in backend_class.PRECISIONS if precision is None else (precision,):
-            candidate = Candidate(backend_class, task, dataset.to(where), each, options, where, task_name)
+            candidate = Candidate(backend_class, task, there, each, options, where, task_name)
             tf32 = PRECISIONS[each].uses_tf32
             if tf32 and where.type != "cuda":
                 checked.skipped[candidate.name] = f"{each} needs a CUDA GPU"

@@ -185,7 +185,7 @@ class Fused:
         return f"native, {eager} eager" if eager else "native"
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        x = x.flatten(1)
+        x = self.mlp.rows_of(x, y)
         if self.casts:
             self.z[0].copy_(x)
         else:
@@ -258,7 +258,7 @@ class Fused:
     def _replay(self, batches: Batches, lr: float | Tensor) -> Tensor:
         """The ``train_step()`` of a graph: copies batch and learning rate to where it reads them, and replays it."""
         for (z0, held), (x, y) in zip(self.inputs, batches, strict=True):
-            z0.copy_(x.flatten(1))
+            z0.copy_(self.mlp.rows_of(x, y))
             held.copy_(y)
         self.lr.fill_(lr)
         self.graph()

@@ -151,7 +151,7 @@ class Scratch:
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         # (1) The compute copies: 16-bit weights, made anew from the masters in every step.
         self.params = {name: p.to(self.compute_dtype) for name, p in self.masters.items()}
-        self.z = [x.flatten(1).to(self.compute_dtype)]  # z_0 [n, in]
+        self.z = [self.mlp.rows_of(x, y).to(self.compute_dtype)]  # z_0 [n, in]
         for layer in self.layers:
             W, b = self.params[f"W{layer}"], self.params[f"b{layer}"]
             a = b.new_empty(len(x), len(b)).copy_(b)  # [n, out]: every row starts as the bias ...

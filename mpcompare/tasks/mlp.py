@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.errors import BackendUnavailable, InputError, check_whole
+from mpcompare.tasks.copies import HOOKS
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd, require_known
 from mpcompare.tasks.task import Params, Task
 
@@ -57,6 +58,7 @@ class PlainMlp:
 
     layers: tuple[str, ...]  # names of the linear layers in the module, first to last
     sizes: tuple[int, ...]  # widths of all layers, input and output included
+    flattens: bool  # whether a Flatten stands before the first layer
     loss: str  # ``cross_entropy`` (targets are int64 classes ``[n]``) or ``mse`` (fp32 ``[n, out]``)
     rows: int  # the samples of a micro-batch, which forward and backward see at once
     accumulate: int  # as in the task
@@ -89,6 +91,16 @@ class PlainMlp:
         parts = (("W", "weight"), ("b", "bias"))
         return {f"{key}{number}": f"{name}.{part}" for number, name in layers for key, part in parts}
 
+    def rows_of(self, x: Tensor, y: Tensor) -> Tensor:
+        """Returns inputs as the rows ``[n, in]`` of the first layer. Raises BackendUnavailable where inputs or targets
+        have other shapes than an MLP's."""
+        targets = (len(x),) if self.loss == "cross_entropy" else (len(x), self.out_features)
+        if (x.dim() != 2 and not self.flattens) or y.shape != targets:
+            given = f"inputs of shape {list(x.shape)} and targets of shape {list(y.shape)}"
+            expected = f"expected [n, {self.in_features}] (or a Flatten before the first layer) and {list(targets)}"
+            raise BackendUnavailable(f"an MLP by hand is given {given}: {expected}")
+        return x.flatten(1)
+
     def empty_targets(self, device: torch.device) -> Tensor:
         """Returns room for the targets of a micro-batch: int64 classes ``[n]``, or fp32 ``[n, out]``."""
         if self.loss == "cross_entropy":
@@ -100,22 +112,34 @@ def plain_mlp(model: nn.Module, task: Task, who: str = "this") -> PlainMlp:
     """Reads a task as a :class:`PlainMlp`: a flat ``nn.Sequential`` of Linear, ReLU, Linear, ..., Flatten before it.
     Raises BackendUnavailable where the task is no such MLP; the message names the tasks that ``who`` trains."""
     only = f"{who} trains MLPs (Linear, ReLU, ..., Linear) with cross_entropy or mse, and SGD, Adam or AdamW"
-    children = [(name, m) for name, m in model.named_children() if not isinstance(m, nn.Flatten)]
-    kinds = [type(module) for _, module in children]
-    expected = [nn.Linear, nn.ReLU] * len(kinds)
-    if not isinstance(model, nn.Sequential) or not kinds or kinds != expected[: len(kinds)] or len(kinds) % 2 == 0:
-        raise BackendUnavailable(f"{only}, not a {type(model).__name__}")
-    linears = [(name, m) for name, m in children if isinstance(m, nn.Linear)]
+    modules = list(model._modules.items())  # also an instance that stands twice, which named_children() says once
+    flattens = bool(modules) and _is_flatten(modules[0][1])
+    layers = modules[flattens:]
+    kinds = [type(module) for _, module in layers]
+    alternate = len(kinds) % 2 == 1 and kinds == ([nn.Linear, nn.ReLU] * len(kinds))[: len(kinds)]
+    if type(model).forward is not nn.Sequential.forward or not alternate:
+        raise BackendUnavailable(f"{only}, not this {type(model).__name__}")
+    if any("forward" in vars(m) or any(vars(m)[hooks] for hooks in HOOKS) for m in model.modules()):
+        raise BackendUnavailable(f"{only}, and no layer may have hooks, or a forward that was put on it")
+    linears = [(name, m) for name, m in layers if isinstance(m, nn.Linear)]
     if any(linear.bias is None for _, linear in linears):
         raise BackendUnavailable(f"{only}, and every Linear needs a bias")
     if task.loss not in ("cross_entropy", "mse"):
         raise BackendUnavailable(f"{only}, not another loss")
-    optimizer = require_known(task.optimizer, who)
-    return PlainMlp(
+    mlp = PlainMlp(
         layers=tuple(name for name, _ in linears),
         sizes=(linears[0][1].in_features, *(linear.out_features for _, linear in linears)),
+        flattens=flattens,
         loss=str(task.loss),
         rows=task.micro_batch_size,
         accumulate=task.accumulate,
-        optimizer=optimizer,
+        optimizer=require_known(task.optimizer, who),
     )
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    if trained != set(mlp.names.values()) or len(trained) < len(list(model.parameters())):
+        raise BackendUnavailable(f"{only}, and trains the weight and the bias of each Linear, and no other parameter")
+    return mlp
+
+
+def _is_flatten(module: nn.Module | None) -> bool:
+    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)

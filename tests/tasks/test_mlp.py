@@ -1,4 +1,5 @@
 import math
+import re
 from functools import partial
 
 import pytest
@@ -157,9 +158,9 @@ def linear(*layers):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": linear(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2))}, ", not a Sequential"),
-        ({"model": linear(nn.Linear(4, 3), nn.ReLU())}, ", not a Sequential"),
-        ({"model": partial(nn.Linear, 4, 2)}, ", not a Linear"),
+        ({"model": linear(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2))}, ", not this Sequential"),
+        ({"model": linear(nn.Linear(4, 3), nn.ReLU())}, ", not this Sequential"),
+        ({"model": partial(nn.Linear, 4, 2)}, ", not this Linear"),
         ({"model": linear(nn.Linear(4, 2, bias=False))}, ", and every Linear needs a bias"),
         ({"loss": nn.MSELoss()}, ", not another loss"),
         ({"optimizer": OwnOptimizer()}, " knows SGD, Adam and AdamW, not OwnOptimizer"),
@@ -175,6 +176,96 @@ def test_what_cannot_be_computed_by_hand_is_said(change, message):
         plain_mlp(model, task, "backend=scratch")
     assert str(said.value) == (only if message.startswith(",") else "backend=scratch") + message
     plain_mlp(make_task().new_model(0, CPU), make_task())
+
+
+class Doubled(nn.Sequential):
+    """A Sequential with a forward of its own."""
+
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+def hooked():
+    model = nn.Sequential(nn.Linear(6, 6))
+    model[0].register_forward_hook(lambda *_: None)
+    return model
+
+
+def replaced():
+    model = nn.Sequential(nn.Linear(6, 6))
+    model[0].forward = torch.relu
+    return model
+
+
+def frozen():
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+def tied():
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    model[2].weight = model[0].weight
+    return model
+
+
+def with_a_frozen_extra():
+    model = nn.Sequential(nn.Linear(6, 6))
+    model.extra = nn.Parameter(torch.zeros(1), requires_grad=False)
+    return model
+
+
+def twice(layer, other=None):
+    return lambda: nn.Sequential(*(layer, layer) if other is None else (layer, other, layer))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.Sequential(nn.Linear(6, 6), shared := nn.ReLU(), nn.Linear(6, 6), shared), ", not this Sequential"),
+        (twice(nn.Linear(6, 6)), ", not this Sequential"),
+        (linear(nn.Linear(6, 6), nn.Flatten()), ", not this Sequential"),
+        (linear(nn.Flatten(0, 1), nn.Linear(6, 6)), ", not this Sequential"),
+        (nn.Sequential, ", not this Sequential"),
+        (lambda: Doubled(nn.Linear(6, 6)), ", not this Doubled"),
+        (hooked, ", and no layer may have hooks, or a forward that was put on it"),
+        (replaced, ", and no layer may have hooks, or a forward that was put on it"),
+        (twice(nn.Linear(6, 6), nn.ReLU()), ", and trains the weight and the bias of each Linear, and no other"),
+        (frozen, ", and trains the weight and the bias of each Linear, and no other"),
+        (tied, ", and trains the weight and the bias of each Linear, and no other"),
+        (with_a_frozen_extra, ", and trains the weight and the bias of each Linear, and no other"),
+    ],
+)
+def test_a_network_that_only_looks_like_an_mlp_is_refused(model, message):
+    with pytest.raises(BackendUnavailable, match=f"SGD, Adam or AdamW{message}"):
+        plain_mlp(model(), make_task())
+
+
+def test_one_relu_may_stand_after_several_layers():
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 3), relu, nn.Linear(3, 5), relu, nn.Linear(5, 2))
+    assert plain_mlp(model, make_task()).sizes == (4, 3, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "flatten", "x", "y", "accepted"),
+    [
+        ("cross_entropy", [], [8, 6], [8], True),
+        ("cross_entropy", [nn.Flatten()], [8, 2, 3], [8], True),
+        ("mse", [], [8, 6], [8, 5], True),
+        ("cross_entropy", [], [8, 1, 6], [8], False),
+        ("cross_entropy", [], [8, 6], [8, 1], False),
+        ("mse", [], [8, 6], [8], False),
+    ],
+)
+def test_only_rows_and_their_targets_are_computed_by_hand(loss, flatten, x, y, accepted):
+    mlp = plain_mlp(nn.Sequential(*flatten, nn.Linear(6, 5)), make_task(loss=loss))
+    if accepted:
+        assert mlp.rows_of(torch.zeros(x), torch.zeros(y)).shape == (8, 6)
+        return
+    wanted = re.escape(f"inputs of shape {x} and targets of shape {y}: expected [n, 6] (or a Flatten before the first")
+    with pytest.raises(BackendUnavailable, match=wanted):
+        mlp.rows_of(torch.zeros(x), torch.zeros(y))
 
 
 def test_images_are_flattened():

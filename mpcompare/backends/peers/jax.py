@@ -47,7 +47,7 @@ class JaxRow:
         refuse_groups(task.optimizer, "backend=jax")
         self.jax: Any = library("jax", "jax")
         self.jnp: Any = library("jax.numpy", "jax")
-        self.task, self.mlp = task, plain_mlp(model, task)
+        self.task, self.mlp = task, plain_mlp(model, task, "backend=jax")
         self.dtype = {"fp16": self.jnp.float16, "bf16": self.jnp.bfloat16}[precision]
         self.optax: Any = library("optax", "jax")
         self.transform = optimizer_of(self.optax, self.mlp.optimizer)
@@ -108,7 +108,8 @@ class JaxRow:
     def train_step(self, batches: Batches, lr: float | Tensor) -> Tensor:
         grads, finite, total, scalings = None, True, 0.0, []
         for x, y in batches:
-            scaling, good, loss, each = self.micro_step(self.scaling, self.params, _array(x.flatten(1)), _array(y))
+            rows = self.mlp.rows_of(x, y)
+            scaling, good, loss, each = self.micro_step(self.scaling, self.params, _array(rows), _array(y))
             scalings.append((scaling, good))
             share = self.jax.tree_util.tree_map(lambda g: g / len(batches), each)
             grads = share if grads is None else self.jax.tree_util.tree_map(lambda a, b: a + b, grads, share)

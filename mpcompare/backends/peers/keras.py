@@ -55,7 +55,7 @@ class KerasRow:
             raise BackendUnavailable(f"backend=keras needs Keras on torch, and it runs on {other}")
         self.task, self.device = task, next(model.parameters()).device
         require_kernels(model, self.device.type, precision, "keras")
-        self.mlp = plain_mlp(model, task)
+        self.mlp = plain_mlp(model, task, "backend=keras")
         layers = self._layers(POLICIES[precision])
         self.network = Network(self.mlp.layers, layers)
         self.variables = {
@@ -83,7 +83,7 @@ class KerasRow:
         return layers
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        output = self.network(x)
+        output = self.network(self.mlp.rows_of(x, y))
         self.loss = self.task.loss_fn(output.float(), y)
         self.observed.update(activations=output.dtype, loss=self.loss.dtype)
         return self.loss.detach()
@@ -209,7 +209,6 @@ class Network(nn.Module):
             self.add_module(name.replace(".", "/"), CalledLayer(layer))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
         for each in self.children():
             x = each(x)
         return x

@@ -2,8 +2,9 @@
 
 The function has its own autocast, backward and ``optimizer.step()``, and returns the loss. A function with an argument
 ``scaler`` gets a ``torch.amp.GradScaler`` of the run's loss scale. The step's gradients are the tensors with which the
-optimizer, or the scaler, is called: hooks of both note which tensors they are, and copy nothing. A function that clips
-its gradients calls ``torch.nn.utils.clip_grad_norm_``. The norm before clipping is noted there.
+optimizer, or the scaler, is called: hooks of both note which tensors they are, and copy them only where the function
+writes into them afterwards. A function that clips its gradients calls ``torch.nn.utils.clip_grad_norm_``. The norm
+before clipping is noted there.
 """
 
 import inspect
@@ -49,7 +50,9 @@ class Loop(TorchModel):
 
             def noted(*args: Any, **kwargs: Any) -> Any:
                 self._note()
-                return step(*args, **kwargs)
+                result = step(*args, **kwargs)
+                self._keep()
+                return result
 
             self.scaler.step = noted  # type: ignore[method-assign]
             self.more = {"scaler": self.scaler}
@@ -57,6 +60,8 @@ class Loop(TorchModel):
         self.skipped: bool | Tensor = False
         self.observed = {}
         self._grads: Params = {}
+        self._writes = True  # the function writes into gradients after its update; the first step tells
+        self._keep()
         self._norm: Tensor | None = None
         self._tried = False  # a first step was taken
 
@@ -70,6 +75,10 @@ class Loop(TorchModel):
             raise InputError("backend", self.name, f"returned a {type(loss).__name__}: expected the loss of the step")
         if not self._grads:
             self._note()
+            self._keep()
+        self._writes = self._versions != [g._version for g in self._grads.values()]
+        if self._writes:
+            self._grads = self._copies
         self._tried = True
         if self.skipped is True and not all(map(torch.equal, before, self.model.parameters())):
             expected = "moves weights without optimizer.step(): expected a step of the optimizer that it is given"
@@ -125,6 +134,12 @@ class Loop(TorchModel):
 
     def _stepped(self, *_: object) -> None:
         self.skipped = getattr(self.optimizer, "found_inf", False)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Copies the gradients where the function may still write into them, as ``zero_grad(set_to_none=False)``."""
+        self._versions = [g._version for g in self._grads.values()]
+        self._copies = {name: g.clone() for name, g in self._grads.items()} if self._writes else {}
 
     def _returned(self, _: nn.Module, __: Any, output: Any) -> None:
         self.observed["activations"] = tree_of(output).dtype
@@ -158,8 +173,8 @@ def takes_scaler(function: Callable[..., Any]) -> bool:
 
 def as_given(x: Batch, y: Batch) -> Any:
     """Returns a batch as a loader gives it: a dict, or a tuple of inputs and targets."""
+    targets = y.value if isinstance(y, Tree) else y
     if isinstance(x, Tree) and isinstance(x.value, dict):
-        whole = y.value if isinstance(y, Tree) and isinstance(y.value, dict) else {}
-        return {**x.value, **whole} if whole or isinstance(y, Tree) else (x.value, y)
+        return {**x.value, **targets} if isinstance(targets, dict) else (x.value, targets)
     inputs = tuple(x.value) if isinstance(x, Tree) else (x,)
-    return (*inputs, y.value if isinstance(y, Tree) else y)
+    return (*inputs, targets)

@@ -7,9 +7,10 @@ import torch
 from support.unusual import Adapted, task_of
 from torch.nn.utils import clip_grad_norm_
 
-from mpcompare.backends.loop import backend_of
+from mpcompare.backends.loop import as_given, backend_of
 from mpcompare.errors import InputError
-from mpcompare.loss_scale import NoLossScale
+from mpcompare.loss_scale import DynamicLossScale, NoLossScale
+from mpcompare.tasks.batch import Tree
 
 
 def within_backward(model, optimizer, batch):
@@ -104,3 +105,46 @@ def test_a_step_that_clips_by_hand_is_one_line():
     backend.train_step(batches, 0.1)
     with pytest.raises(InputError, match=r"task.clip_norm=0.01: backend=clips_by_hand clips by hand"):
         _ = backend.grad_norm
+
+
+def zeroes_at_its_end(model, optimizer, batch):
+    loss = with_gradients(model, optimizer, batch)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    return loss
+
+
+def zeroes_after_a_scaler(model, optimizer, batch, scaler):
+    x, y = batch
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=False)
+    return loss
+
+
+@pytest.mark.parametrize("function", [zeroes_at_its_end, zeroes_after_a_scaler])
+def test_gradients_that_a_step_zeroes_at_its_end_are_shown(function):
+    task, _ = task_of(Adapted)
+    reference, batches = backend_that(clips_nothing, None)
+    scaling = NoLossScale() if function is zeroes_at_its_end else DynamicLossScale(256.0)
+    backend = backend_of(function)(task.new_model(0, torch.device("cpu")), task, "fp32", scaling)
+    for _ in range(2):
+        reference.train_step(batches, 0.1)
+        backend.train_step(batches, 0.1)
+        assert backend.grads().keys() == reference.grads().keys()
+        for name, gradient in reference.grads().items():
+            torch.testing.assert_close(backend.grads()[name], gradient)
+            assert gradient.abs().max() > 0
+    owned = {id(p.grad) for p in reference.model.parameters()}
+    assert {id(g) for g in reference.grads().values()} <= owned  # nothing is copied where nobody writes
+
+
+def test_a_batch_is_given_as_its_loader_has_it():
+    x, y, z = torch.zeros(3, 1)
+    assert as_given(Tree({"x": x}), Tree({"y": y})) == {"x": x, "y": y}
+    assert as_given(Tree({"x": x}), Tree((y, z))) == ({"x": x}, (y, z))
+    assert as_given(Tree({"x": x}), y) == ({"x": x}, y)
+    assert as_given(Tree((x, y)), z) == (x, y, z)
+    assert as_given(x, Tree([y, z])) == (x, [y, z])

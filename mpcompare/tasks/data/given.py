@@ -37,7 +37,7 @@ def load(function: Callable[[int], Any], seed: int) -> Dataset:
 def dataset_of(loaded: Any, name: str) -> Dataset:
     """Returns the data set that the function called ``name`` has returned as ``loaded``.
 
-    numpy's fp64 becomes fp32, and its integers as targets int64, as torch's functions want them. Raises InputError
+    numpy's fp64 becomes fp32, and targets become fp32 or int64, as torch's functions want them. Raises InputError
     where these are not four tensors or arrays, or they do not fit each other."""
     if isinstance(loaded, Dataset):
         parts, name, reason = [getattr(loaded, part) for part in PARTS], loaded.name, loaded.reason
@@ -82,16 +82,19 @@ def _tensor(part: str, value: Any, name: str) -> Tensor:
 
 
 def tensor_of(value: Any, target: bool) -> Tensor | None:
-    """Returns numbers as a tensor on the CPU, those of an array in a dtype of torch's functions; None of all else."""
+    """Returns numbers as a tensor on the CPU, those of targets and arrays in a dtype of torch's functions; None of all
+    else."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         dtype = np.dtype(f"{value.dtype.kind}{min(value.dtype.itemsize, 8)}")  # in the byte order of the machine
         value = torch.from_numpy(np.ascontiguousarray(value, dtype=dtype))
         if value.dtype is torch.float64:
             value = value.float()
-        elif target and not value.is_floating_point():
+        elif target and value.dtype is torch.bool:
             value = value.long()
     if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_complex() or value.is_meta:
         return None
+    if target and value.dtype is not torch.bool:  # torch's masks stay masks
+        value = value.float() if value.is_floating_point() else value.long()
     return value.detach().cpu()
 
 

@@ -27,6 +27,15 @@ def test_arrays_of_numpy_are_taken_in_torchs_own_types():
     assert torch.equal(backwards.x_train, X.flip(0))
 
 
+def test_targets_of_torch_are_taken_in_the_types_of_torchs_losses():
+    for given, taken in ((Y.to(torch.uint8), torch.int64), (X.double(), torch.float32), (X.half(), torch.float32)):
+        data = dataset_of((X, given, X, given), "load")
+        assert torch.equal(data.y_train, given.to(taken))
+        assert data.y_train.dtype is taken
+    data = dataset_of((X.int(), Y > 0, X.int(), Y > 0), "load")
+    assert (data.x_train.dtype, data.y_train.dtype) == (torch.int32, torch.bool)  # inputs and masks stay
+
+
 @pytest.mark.parametrize(
     ("loaded", "said"),
     [

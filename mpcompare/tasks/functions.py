@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from mpcompare.dtypes import HALF
 
@@ -24,9 +24,10 @@ def _named(owners: dict[Any, str]) -> frozenset[Callable[..., Any]]:
 PRODUCTS = _named(
     {
         F: "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
-        "scaled_dot_product_attention multi_head_attention_forward",
-        torch: "matmul mm bmm mv dot vdot inner addmm addbmm baddbmm einsum",
-        Tensor: "matmul __matmul__ __rmatmul__ mm bmm mv dot vdot inner addmm addbmm baddbmm",
+        "scaled_dot_product_attention multi_head_attention_forward prelu",
+        torch: "matmul mm bmm mv dot vdot inner addmm addmv addbmm baddbmm einsum",
+        Tensor: "matmul __matmul__ __rmatmul__ mm bmm mv dot vdot inner addmm addmv addbmm baddbmm",
+        torch.linalg: "matmul multi_dot vecdot",
     }
 )
 # Functions that autocast computes in fp32. A loss is a mean over many rows, and a network chooses by distances. For
@@ -92,7 +93,7 @@ class ProductsIn(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
         if func in PRODUCTS:
-            tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()]
+            tensors = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Tensor) and a.is_floating_point()]
             if len({t.dtype for t in tensors}) > 1:
                 args, kwargs = self._given(args, kwargs, self.dtype)
         elif func in IN_FP32:
@@ -104,7 +105,7 @@ class ProductsIn(TorchFunctionMode):
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
         self._has_cast = True
-        return tuple(in_dtype(a, dtype) for a in args), {name: in_dtype(a, dtype) for name, a in kwargs.items()}
+        return tree_map(lambda a: in_dtype(a, dtype), (args, kwargs))
 
 
 def _takes_rows(args: tuple[Any, ...]) -> bool:

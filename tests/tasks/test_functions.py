@@ -46,6 +46,26 @@ def test_functions_that_autocast_computes_in_fp32_are_computed_so_in_a_cast_modu
     assert codebook.first.weight.grad.dtype is dtype
 
 
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x, a, b: torch.linalg.matmul(x, a),
+        lambda x, a, b: torch.linalg.vecdot(x, a),
+        lambda x, a, b: torch.linalg.multi_dot([x, a, b]),
+        lambda x, a, b: torch.einsum("ij,jk,kl", [x, a, b]),
+        lambda x, a, b: torch.addmv(x[0], a, b[0]),
+        lambda x, a, b: x[0].addmv(a, vec=b[0]),
+        lambda x, a, b: F.prelu(x, a[0]),
+    ],
+)
+def test_a_product_of_16_bit_and_fp32_numbers_is_one_of_16_bits(product):
+    x, a, b = torch.rand(4, 4).bfloat16(), torch.rand(4, 4), torch.rand(4, 4)
+    with ProductsIn(torch.bfloat16, always=True):
+        found = product(x, a, b)
+    assert found.dtype is torch.bfloat16
+    assert torch.equal(found, product(x, a.bfloat16(), b.bfloat16()))
+
+
 def test_a_module_that_needs_no_casts_is_called_without_the_mode(monkeypatch):
     entered, own = [], ProductsIn.__enter__
     monkeypatch.setattr(ProductsIn, "__enter__", lambda self: entered.append(self) or own(self))

@@ -133,15 +133,12 @@ def with_shared_masks(model: nn.Module) -> nn.Module:
 
 
 def without_masks(model: nn.Module) -> int:
-    """Puts ``nn.Dropout`` back, and returns how often."""
+    """Puts ``nn.Dropout`` back, and returns how many."""
     return _exchange(model, MaskedDropout, nn.Dropout)
 
 
 def _exchange(model: nn.Module, one: type[nn.Dropout], other: type[nn.Dropout]) -> int:
-    found = 0
+    new = {m: other(m.p).train(m.training) for m in model.modules() if type(m) is one and m.p > 0}
     for parent in list(model.modules()):
-        for name, module in list(parent.named_children()):
-            if type(module) is one and module.p > 0:
-                setattr(parent, name, other(module.p).train(module.training))
-                found += 1
-    return found
+        parent._modules.update({name: new[m] for name, m in parent._modules.items() if m in new})
+    return len(new)

@@ -16,6 +16,7 @@ from mpcompare.tasks.draws import (
     seed_step,
     state,
     with_shared_masks,
+    without_masks,
 )
 
 CPU = torch.device("cpu")
@@ -86,6 +87,15 @@ def test_dropout_layers_are_replaced_where_they_are_and_only_those_that_drop():
     assert shared[1][0].p == 0.2
     assert type(network[1][0]) is nn.Dropout
     assert with_shared_masks(network[0]) is network[0]
+
+
+def test_a_dropout_that_stands_twice_is_replaced_twice_by_one():
+    dropout = nn.Dropout(0.2)
+    shared = with_shared_masks(nn.Sequential(dropout, nn.Linear(3, 3), dropout, nn.Sequential(dropout)))
+    assert type(shared[0]) is MaskedDropout
+    assert shared[0] is shared[2] is shared[3][0]
+    assert without_masks(shared) == 1
+    assert {type(shared[place]) for place in (0, 2)} == {nn.Dropout}
 
 
 def test_masks_of_functions_are_not_shared_where_they_depend_on_the_dtype(monkeypatch):

@@ -194,6 +194,7 @@ class Phased(Protocol):
 
     Attributes:
         IDLE_PHASES: the phases that hold no work here, because none is needed or another phase does it.
+        task: the task that it was made with, under this name: its loss is asked for the shares of micro-batches.
 
     Where the task's loss counts its labels (:mod:`mpcompare.tasks.losses`) and ``task.accumulate`` is above 1, the
     attribute ``share`` is set before each ``forward``: the micro-batch's share of the step's labels, a 0-d fp32 tensor
@@ -202,6 +203,7 @@ class Phased(Protocol):
     """
 
     IDLE_PHASES: tuple[str, ...]
+    task: Task
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Returns the mean loss of a micro-batch, an fp32 scalar on the device, unscaled."""
@@ -325,10 +327,7 @@ def _by_phases(backend: Any, batches: Batches, lr: float | Tensor, at_the_end: C
 def _shares(backend: Any, batches: Batches) -> list[Tensor] | None:
     """Returns the shares of the micro-batches in the loss of the step; None where they are equal. To count labels is
     part of a step, as it is in everybody's training."""
-    task: Task | None = getattr(backend, "task", None)
-    if task is None or task.accumulate == 1:
-        return None
-    return shares(task.loss_fn, [y for _, y in batches])
+    return shares(backend.task.loss_fn, [y for _, y in batches]) if len(batches) > 1 else None
 
 
 def take_step(backend: Any, batches: Batches, lr: float | Tensor) -> Tensor:

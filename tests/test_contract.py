@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import torch
 
@@ -15,6 +16,7 @@ class Phased:
     """Notes its phases; the loss of a micro-batch is its input."""
 
     skipped = False
+    task = SimpleNamespace(loss_fn=torch.nn.functional.mse_loss)
 
     def __init__(self):
         self.called = []

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mpcompare.contract import PHASES, Backend, in_one_piece, options_of
 from mpcompare.precision import PRECISIONS
+from mpcompare.tasks.task import Task
 
 ANSWERS = [name for name, each in vars(Backend).items() if inspect.isfunction(each) and not name.startswith("_")]
 
@@ -48,6 +49,8 @@ def of_the_interface(backend: Any) -> Iterator[str]:
         idle = getattr(backend, "IDLE_PHASES", None)
         if not isinstance(idle, tuple) or not set(idle) <= set(PHASES):
             yield f"IDLE_PHASES is {idle!r}, expected a tuple of phases"
+        if not isinstance(task := getattr(backend, "task", None), Task):
+            yield f"task is {task!r}, expected the task that it was made with"
     for name in ANSWERS:
         if not callable(getattr(backend, name, None)):
             yield f"{name}() is missing"

@@ -85,6 +85,12 @@ class HalfThePhases(Fp32):
     update = None
 
 
+class OwnNameOfItsTask(Fp32):
+    def __init__(self, model, task, precision, loss_scale):
+        super().__init__(model, task, precision, loss_scale)
+        self._task = vars(self).pop("task")
+
+
 class NoStep(Fp32):
     forward = backward = unscale = clip = step = update = None
 
@@ -288,6 +294,7 @@ def one_precision(backend):
 
 QUICK = [
     (WritesIntoTheModel, MLP, "it writes to the parameters of the model that it was given: expected a copy"),
+    (OwnNameOfItsTask, MLP, "task is None, expected the task that it was made with"),
     (HalfThePhases, MLP, "it offers forward, backward, clip, step and not unscale, update: expected all phases"),
     (NoStep, MLP, "it offers no step: expected forward, backward, unscale, clip, step, update, or train_step"),
     (LossScaled, MLP, "the loss is 256 times the exact one at loss scale 256: expected it unscaled"),

@@ -25,7 +25,7 @@ MPCOMPARE_BOTH inline void next_scale(float* scale, int32_t* growth_tracker, int
     return;
   }
   *growth_tracker += 1;
-  if (*growth_tracker < rule.growth_interval) return;
+  if (*growth_tracker != rule.growth_interval) return;
   *growth_tracker = 0;
   *overflows_left = static_cast<int32_t>(rule.hysteresis);
   const float larger = static_cast<float>(*scale * rule.growth_factor);

@@ -182,7 +182,7 @@ class Backend(Protocol):
     def load_state_dict(self, state: State) -> None:
         """Continues from a :class:`State`, bit for bit, and keeps no tensor of it: the harness loads many backends from
         one state, and another backend may own its tensors and go on. A state from a backend without loss scaling has
-        no scale; this backend's scale then stays as it is."""
+        no scale; this backend's scale then stays as it is, and so does a fixed scale."""
 
     def memory_model(self) -> MemoryModel:
         """Returns the bytes of every tensor that is live at a step's peak, ``{kind: {tensor: bytes}}``. The kinds are

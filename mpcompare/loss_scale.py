@@ -153,8 +153,8 @@ def state_of(scaling: LossScale) -> dict[str, float]:
 
 def load_state(scaling: LossScale, state: Mapping[str, float]) -> None:
     """Loads what :func:`state_of` returns. A value that is not in ``state`` stays as it is: another implementation's
-    state may have no hysteresis, or no loss scaling at all."""
-    if scaling.scales:
+    state may have no hysteresis, or no loss scaling at all. A fixed scale keeps its own."""
+    if scaling.scales and type(scaling) is not StaticLossScale:
         vars(scaling).update({name: value for name, value in state.items() if hasattr(scaling, name)})
 
 

@@ -104,7 +104,8 @@ def test_the_state_of_a_policy_is_all_that_it_remembers_of_its_steps():
     state = {"scale": 8.0, "growth_tracker": 3, "overflows_left": 1, "overflowed_at": 16.0}
     load_state(policy := Remembers(), state)
     assert state_of(policy) == state
-    assert state_of(StaticLossScale(4.0)) == {"scale": 4.0}
+    load_state(fixed := StaticLossScale(4.0), state)
+    assert state_of(fixed) == {"scale": 4.0}
     assert state_of(NoLossScale()) == {}
 
 

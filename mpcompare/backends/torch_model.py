@@ -31,6 +31,7 @@ class TorchModel:
     precision: str  # the precision of an MLP's memory model
     scaler: torch.amp.GradScaler  # in a backend whose ``GradScaler`` scales the loss
     device_type: str  # in such a backend, too
+    static_scale: float | None = None  # the scale of a policy that keeps it
     grad_norm: Tensor | None = None
     share: Tensor | None = None
 
@@ -98,7 +99,8 @@ class TorchModel:
         put_buffers(self.model, state["buffers"])
         load_optimizer_state(self.optimizer, self.updated_params(), state["optimizer"])
         loss_scale = state["loss_scale"]
-        if hasattr(self, "scaler") and self.scaler.is_enabled() and "scale" in loss_scale:
+        moves = hasattr(self, "scaler") and self.scaler.is_enabled() and self.static_scale is None
+        if moves and "scale" in loss_scale:
             own = {"scale": loss_scale["scale"], "_growth_tracker": int(loss_scale.get("growth_tracker", 0))}
             self.scaler.load_state_dict({**self.scaler.state_dict(), **own})
 

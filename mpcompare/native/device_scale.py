@@ -48,7 +48,7 @@ class DeviceLossScale:
         return {name: getattr(self, name).item() for name in known}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Loads what :meth:`state` returns. A value that is not in ``state`` stays as it is."""
+        """Loads what :meth:`state` returns, as ``loss_scale.load_state`` does: a fixed scale keeps its own."""
         for name in state_of(self.scaling):
-            if name in state:
+            if name in state and isinstance(self.scaling, DynamicLossScale):
                 getattr(self, name).fill_(state[name])

@@ -240,6 +240,13 @@ def test_static_scale_of_grad_scaler_never_moves(device, name, scale):
         assert float(backend.loss_scale()) == 128.0
 
 
+@pytest.mark.parametrize("name", ["amp", "scratch", "fused", "master_weights"])
+def test_a_fixed_scale_keeps_its_own_when_a_state_has_another(name):
+    other, backend = (make_backend(name, make_task(), "fp16", CPU, StaticLossScale(scale)) for scale in (64.0, 128.0))
+    backend.load_state_dict(other.state_dict())
+    assert float(backend.loss_scale()) == 128.0
+
+
 @each_backend
 def test_without_loss_scaling_nothing_is_checked(device, name, precision):
     task = make_task()

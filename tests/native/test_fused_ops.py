@@ -25,7 +25,7 @@ from support.operator_checks import (
 )
 from support.operators import CPU, DTYPE, DTYPES, UNIT_ROUNDOFF, at, randn, scalar
 
-from mpcompare.loss_scale import DynamicLossScale
+from mpcompare.loss_scale import DynamicLossScale, load_state
 from mpcompare.native import ops
 from mpcompare.native.device_scale import DeviceLossScale
 
@@ -404,6 +404,20 @@ def test_update_scale_on_every_device(device):
             device, overflows, init_scale=65536.0, growth_factor=1.7, backoff_factor=0.3,
             growth_interval=growth_interval, min_scale=min_scale, hysteresis=hysteresis,
         )  # fmt: skip
+
+
+def test_a_count_beyond_the_interval_grows_no_scale_as_in_grad_scaler():
+    policy = DynamicLossScale(64.0, growth_interval=2)
+    on_device = DeviceLossScale(policy, CPU)
+    beyond = {"growth_tracker": 2}
+    load_state(policy, beyond)
+    on_device.load_state(beyond)
+    policy.update(False)
+    on_device.update()
+    tracker = torch.tensor(2, dtype=torch.int32)
+    of_torch = torch._amp_update_scale_(torch.tensor(64.0), tracker, torch.tensor(0.0), 2.0, 0.5, 2)
+    assert policy.scale == on_device.scale == of_torch == 64.0
+    assert policy.growth_tracker == on_device.growth_tracker == tracker == 3
 
 
 def check_update_scale(device, overflows, **rule):

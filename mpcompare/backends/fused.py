@@ -31,7 +31,7 @@ from mpcompare.backends.layer_dtypes.table import layer_dtypes_of_mlp
 from mpcompare.backends.memory_models.fused import fused_peak
 from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.dtypes import dtype_name, torch_dtype
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, check_choice
 from mpcompare.loss_scale import LossScale
 from mpcompare.native import flat, ops
 from mpcompare.native.build import BuildError
@@ -94,8 +94,7 @@ class Fused:
         self.task, self.optimizer, self.precision = task, self.mlp.optimizer, precision
         params = self.mlp.by_hand(dict(model.named_parameters()))
         self.device, self.dtype = params["W1"].device, torch_dtype(PRECISIONS[precision].storage)
-        if engine == "torch":
-            raise InputError("engine", engine, "backend=fused accepts one of auto, native")
+        check_choice("engine", engine, ("auto", "native"))
         graphed = is_graphed(graph, self.device)
         try:
             ops.load(self.device.type)

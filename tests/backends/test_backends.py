@@ -425,8 +425,9 @@ def test_scale_of_5000_steps_equals_gradscalers(device):
 
 
 def test_fused_has_no_torch_engine_and_says_what_it_lacks(monkeypatch):
-    with pytest.raises(InputError, match="engine=torch: backend=fused accepts one of auto, native"):
-        make_backend("fused", make_task(), "bf16", CPU, engine="torch")
+    for engine, said in (("torch", "expected one of auto, native"), ("nativ", r".*\(did you mean native\?\)")):
+        with pytest.raises(InputError, match=f"engine={engine}: {said}"):
+            make_backend("fused", make_task(), "bf16", CPU, engine=engine)
 
     def broken(device_type):
         raise BuildError("no C++ compiler found")

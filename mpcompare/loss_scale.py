@@ -35,7 +35,7 @@ def fp32(number: float) -> float:
 def any_non_finite(grads: Iterable[Tensor]) -> bool:
     """True if any gradient holds inf or NaN. Reading the answer is the step's one wait for the device."""
     extremes = [value for g in grads for value in torch.aminmax(g)]  # NaN is both; no temporary the size of g
-    return not torch.stack(extremes).isfinite().all().item()
+    return bool(extremes) and not torch.stack(extremes).isfinite().all().item()
 
 
 @dataclass

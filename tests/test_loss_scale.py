@@ -109,6 +109,10 @@ def test_the_state_of_a_policy_is_all_that_it_remembers_of_its_steps():
     assert state_of(NoLossScale()) == {}
 
 
+def test_a_step_without_gradients_has_no_inf():
+    assert StaticLossScale().found_inf([]) is False
+
+
 def test_no_loss_scale_checks_nothing():
     policy = NoLossScale()
     assert not policy.found_inf([torch.tensor([math.nan])])

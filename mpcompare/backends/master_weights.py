@@ -56,7 +56,9 @@ class MasterWeights(TorchModel):
         with self.functions.in_backward():
             torch.autograd.backward([get_gradient_edge(loss)], [torch.ones_like(loss)])
         grads = {name: p.grad for name, p in self.params.items() if p.grad is not None}
-        self.observed["gradients"] = min((g.dtype for g in grads.values()), key=lambda dtype: dtype.itemsize)
+        self.observed["gradients"] = min(
+            (g.dtype for g in grads.values()), key=lambda dtype: dtype.itemsize, default=torch.float32
+        )
         for name, g in grads.items():  # summed in fp32: 16 bits would round later micro-batches away
             master = self.masters[name]
             master.grad = g.float() if master.grad is None else master.grad.add_(g)

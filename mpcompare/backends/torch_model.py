@@ -189,8 +189,8 @@ def load_optimizer_state(
 
 
 def gradient_dtype(model: nn.Module) -> torch.dtype:
-    """Returns the dtype of the gradient of the first parameter that has one."""
-    return next(p.grad.dtype for p in model.parameters() if p.grad is not None)
+    """Returns the dtype of the gradient of the first parameter that has one; fp32 where none has."""
+    return next((p.grad.dtype for p in model.parameters() if p.grad is not None), torch.float32)
 
 
 def require_kernels(model: nn.Module, device_type: str, precision: str, backend: str) -> None:

@@ -20,6 +20,7 @@ from torch._dynamo.utils import counters
 from mpcompare.backends import amp_compile
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fused import Fused
+from mpcompare.backends.torch_model import gradient_dtype
 from mpcompare.contract import BackendUnavailable
 from mpcompare.cost import allocated_bytes
 from mpcompare.instruments import fp32_products, meter
@@ -136,6 +137,10 @@ def saved(backend):
     torch.save(backend.state_dict(), file)
     file.seek(0)
     return file
+
+
+def test_a_network_without_gradients_has_those_of_fp32():
+    assert gradient_dtype(torch.nn.Linear(2, 3)) is torch.float32
 
 
 def test_a_skipped_first_step_leaves_no_momentum(device, empty_is_nan):

@@ -175,7 +175,8 @@ def optimizer_state(optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Pa
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter], state: Mapping[str, Params]
 ) -> None:
-    """Loads what :func:`optimizer_state` returns."""
+    """Loads what :func:`optimizer_state` returns. Momentum that a fused optimizer had, and the state has not, is 0: the
+    optimizer would make it anew, and leave it unfilled if the first step is skipped."""
     numbers = {p: i for i, p in enumerate(params_in(optimizer))}
     by_number: dict[int, dict[str, Any]] = {}
     for kind, values in state.items():
@@ -185,7 +186,11 @@ def load_optimizer_state(
                 value = value.detach().clone() if kind != "step" else value.detach().cpu().clone()
                 whole = not value.dim() and value.dtype is torch.int64  # a number of Python's
                 by_number.setdefault(numbers[params[name]], {})[kind] = int(value) if whole else value
+    fused = [p for group in optimizer.param_groups if group.get("fused") for p in group["params"]]
+    filled = [p for p in fused if "momentum_buffer" in optimizer.state.get(p, {})]
     optimizer.load_state_dict({**optimizer.state_dict(), "state": by_number})
+    for p in filled:
+        optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
 
 
 def gradient_dtype(model: nn.Module) -> torch.dtype:

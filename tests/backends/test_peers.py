@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters
 from mpcompare.backends import amp_compile
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fused import Fused
-from mpcompare.backends.torch_model import gradient_dtype
+from mpcompare.backends.torch_model import gradient_dtype, load_optimizer_state
 from mpcompare.contract import BackendUnavailable
 from mpcompare.cost import allocated_bytes
 from mpcompare.instruments import fp32_products, meter
@@ -29,6 +29,7 @@ from mpcompare.native.graph import WARMUP
 from mpcompare.precision import PRECISIONS
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.fingerprint import fingerprint
+from mpcompare.tasks.optimizers import Sgd
 from mpcompare.verdict.examine.oracle import exact_step
 
 CPU = torch.device("cpu")
@@ -137,6 +138,15 @@ def saved(backend):
     torch.save(backend.state_dict(), file)
     file.seek(0)
     return file
+
+
+def test_momentum_of_a_fused_optimizer_is_0_after_a_state_without():
+    parameters = dict(torch.nn.Linear(2, 3).named_parameters())
+    optimizer = Sgd(0.1, momentum=0.9).make(parameters.values(), fused=True)
+    for p in parameters.values():
+        optimizer.state[p]["momentum_buffer"].fill_(5.0)
+    load_optimizer_state(optimizer, parameters, {})
+    assert [optimizer.state[p]["momentum_buffer"].abs().max() for p in parameters.values()] == [0, 0]
 
 
 def test_a_network_without_gradients_has_those_of_fp32():

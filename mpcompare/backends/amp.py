@@ -53,6 +53,7 @@ def grad_scaler(scaling: LossScale, device: str) -> torch.amp.GradScaler:
 class Amp(TorchModel):
     """``autocast`` around forward and loss, ``GradScaler`` around backward and step, on the fp32 parameters."""
 
+    name: ClassVar[str] = "amp"  # of the backend, for its messages
     PRECISIONS = ("fp16", "bf16")
     IDLE_PHASES: tuple[str, ...] = ()
     peak_of: ClassVar[PeakOf | None] = autograd_peak
@@ -60,7 +61,7 @@ class Amp(TorchModel):
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         self.task, self.precision = task, precision
         self.device_type = next(model.parameters()).device.type
-        require_kernels(model, self.device_type, precision, "amp")
+        require_kernels(model, self.device_type, precision, self.name)
         self.compute_dtype = torch_dtype(PRECISIONS[precision].storage)
         self.model = copy_of(model)
         self.optimizer = task.optimizer.make(self.model.named_parameters())

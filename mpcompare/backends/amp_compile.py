@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.layer_dtypes.compiled import layer_dtypes_of_compiled_step
-from mpcompare.backends.torch_model import require_kernels
 from mpcompare.contract import BackendUnavailable, ModuleDtypes
 from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.losses import Loss
@@ -65,13 +64,13 @@ class AmpCompile(Amp):
     """``amp`` with forward and loss as one compiled function. The compiler makes its backward, too. The optimizer is
     fused, and skips a step on the device."""
 
+    name = "amp_compile"
     called_module = None  # the layers of a compiled step call no hooks
     peak_of = None  # inductor chooses which tensors it keeps and which it computes again
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         device_type = next(model.parameters()).device.type
         require_compiler(device_type)
-        require_kernels(model, device_type, precision, "amp_compile")
         super().__init__(model, task, precision, loss_scale)
         self.optimizer = task.optimizer.make(self.model.named_parameters(), fused=True)
         recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())

@@ -23,6 +23,7 @@ class AmpGraph(Amp):
     """The phases of ``amp`` in one piece. They read copies of micro-batches and learning rate, which always lie at the
     same places."""
 
+    name = "amp_graph"
     called_module = None  # a graph that is replayed calls no hooks
     warmup_steps = graph.WARMUP
     peak_of = captured_peak

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -20,6 +21,7 @@ from torch._dynamo.utils import counters
 from mpcompare.backends import amp_compile
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fused import Fused
+from mpcompare.backends.peers.bf16_states import Bf16States
 from mpcompare.backends.torch_model import gradient_dtype, load_optimizer_state
 from mpcompare.contract import BackendUnavailable
 from mpcompare.cost import allocated_bytes
@@ -151,6 +153,12 @@ def test_momentum_of_a_fused_optimizer_is_0_after_a_state_without():
 
 def test_a_network_without_gradients_has_those_of_fp32():
     assert gradient_dtype(torch.nn.Linear(2, 3)) is torch.float32
+
+
+def test_a_kind_of_amp_names_itself_where_there_is_no_kernel():
+    task = replace(make_task(), model=partial(torch.nn.LSTM, 4, 3))
+    with pytest.raises(BackendUnavailable, match=r"^backend=bf16_states precision=fp16: torch's CPU LSTM has no fp16"):
+        Bf16States(task.new_model(0, CPU), task, "fp16", NoLossScale())
 
 
 def test_a_skipped_first_step_leaves_no_momentum(device, empty_is_nan):

@@ -15,6 +15,7 @@ from mpcompare.tasks.task import Task
 class AmpFused(Amp):
     """``autocast``, ``GradScaler`` and a fused optimizer."""
 
+    name = "amp_fused"
     peak_of = None
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:

@@ -17,6 +17,7 @@ from mpcompare.tasks.task import Task
 class Bf16States(Amp):
     """fp32 weights, moments in bf16."""
 
+    name = "bf16_states"
     peak_of = None
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.peers.library import join_alone
-from mpcompare.backends.torch_model import require_kernels
 from mpcompare.contract import State
 from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.task import Params, Task
@@ -26,6 +25,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 class Fsdp2(Amp):
     """``fully_shard`` with a ``MixedPrecisionPolicy``, in one process, in the place of autocast."""
 
+    name = "fsdp2"
     peak_of = None
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
@@ -34,7 +34,6 @@ class Fsdp2(Amp):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        require_kernels(model, device.type, precision, "fsdp2")
         super().__init__(model, task, precision, loss_scale)
         mesh = init_device_mesh(device.type, (1,))
         for module in self.model.modules():

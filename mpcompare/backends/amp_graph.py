@@ -15,6 +15,7 @@ from mpcompare.backends.torch_model import share_of_step
 from mpcompare.contract import Batches, State
 from mpcompare.loss_scale import LossScale
 from mpcompare.native import graph
+from mpcompare.tasks.batch import each, tensors_of
 from mpcompare.tasks.losses import shares
 from mpcompare.tasks.task import Task
 
@@ -38,6 +39,7 @@ class AmpGraph(Amp):
                 group["capturable"] = True
         self.optimizer._warned_capturable_if_run_uncaptured = True  # the steps before the capture run without one
         self.lr = torch.full((), task.optimizer.lr, device=device)
+        self.shapes: list[torch.Size] = []
         self.batches: Batches = []  # copies, made when the shapes are known
         self.graph = graph.StepGraph(self._whole_step)
 
@@ -56,11 +58,14 @@ class AmpGraph(Amp):
         self.loss = total  # without a gradient, whose graph would keep autograd on this step's stream
 
     def train_step(self, batches: Batches, lr: float | Tensor) -> Tensor:
-        if [x.shape for x, _ in self.batches] != [x.shape for x, _ in batches]:
-            self.batches = [(torch.empty_like(x), torch.empty_like(y)) for x, y in batches]
+        shapes = [t.shape for x, y in batches for t in (*tensors_of(x), *tensors_of(y))]
+        if self.shapes != shapes:
+            self.shapes = shapes
+            self.batches = [(each(torch.empty_like, x), each(torch.empty_like, y)) for x, y in batches]
+            self.graph = graph.StepGraph(self._whole_step)  # a captured one reads the old copies
         for (static_x, static_y), (x, y) in zip(self.batches, batches, strict=True):
-            static_x.copy_(x)
-            static_y.copy_(y)
+            each(Tensor.copy_, static_x, x)
+            each(Tensor.copy_, static_y, y)
         self.lr.fill_(lr)
         self.graph()
         return self.loss

@@ -19,7 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from mpcompare.backends.torch_model import TorchModel, clip_gradients, copy_into, require_kernels, set_lr, share_of_step
+from mpcompare.backends.torch_model import (
+    TorchModel,
+    clip_gradients,
+    copy_into,
+    in_fp32,
+    require_kernels,
+    set_lr,
+    share_of_step,
+)
 from mpcompare.contract import State
 from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, load_state, state_of
@@ -102,8 +110,7 @@ class MasterWeights(TorchModel):
         return self.masters
 
     def state_dict(self) -> State:
-        buffers = {name: b.float() if b.is_floating_point() else b for name, b in self.buffers().items()}
-        return {**super().state_dict(), "buffers": buffers, "loss_scale": state_of(self.scaling)}
+        return {**super().state_dict(), "buffers": in_fp32(self.buffers()), "loss_scale": state_of(self.scaling)}
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)

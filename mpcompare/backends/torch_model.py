@@ -155,6 +155,11 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float | Tensor) -> None:
         group["lr"] = lr * group["lr_factor"] if "lr_factor" in group else lr
 
 
+def in_fp32(tensors: Params) -> Params:
+    """Returns tensors of 16 bits in fp32, for which the harness asks, and which holds each of their numbers."""
+    return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+
+
 def copy_into(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Writes ``values`` into the tensors of the same names."""
     with torch.no_grad():

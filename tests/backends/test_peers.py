@@ -18,10 +18,12 @@ from support.tasks import make_batch, make_task
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 
+from mpcompare import contract
 from mpcompare.backends import amp_compile
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fused import Fused
 from mpcompare.backends.peers.bf16_states import Bf16States
+from mpcompare.backends.peers.bf16_weights import Bf16Weights
 from mpcompare.backends.torch_model import gradient_dtype, load_optimizer_state
 from mpcompare.contract import BackendUnavailable
 from mpcompare.cost import allocated_bytes
@@ -30,8 +32,10 @@ from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.native.graph import WARMUP
 from mpcompare.precision import PRECISIONS
 from mpcompare.report.verdicts import judge_run
+from mpcompare.tasks.batch import Tree, take_trees
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.optimizers import Sgd
+from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.oracle import exact_step
 
 CPU = torch.device("cpu")
@@ -140,6 +144,40 @@ def saved(backend):
     torch.save(backend.state_dict(), file)
     file.seek(0)
     return file
+
+
+class Sums(torch.nn.Module):
+    """Takes two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, a, b):
+        return self.layer(a + b)
+
+
+def several_inputs():
+    """Returns the task and the network of two inputs, and a batch of any number of rows."""
+    task = Task(Sums, "cross_entropy", Sgd(0.1), 8)
+    take_trees(model := task.new_model(0, CPU), inputs=True, outputs=False)
+    return task, model, lambda rows: (Tree((torch.rand(rows, 4), torch.rand(rows, 4))), torch.arange(rows) % 3)
+
+
+def test_a_graph_takes_several_inputs_and_batches_of_another_shape(recorded_graphs):
+    task, model, batch = several_inputs()
+    backends = [made(model, task, "bf16", NoLossScale()) for made in (EagerGraph, BACKENDS["amp_graph"])]
+    for rows in (8,) * (WARMUP + 2) + (6,) * (WARMUP + 2):
+        x, y = batch(rows)
+        assert contract.take_step(backends[0], [(x, y)], 0.1) == contract.take_step(backends[1], [(x, y)], 0.1)
+    assert backends[1].graph.replay is not None
+
+
+def test_weights_in_bf16_take_several_inputs():
+    task, model, batch = several_inputs()
+    backend = Bf16Weights(model, task, "bf16", NoLossScale())
+    assert contract.take_step(backend, [batch(8)], 0.1) > 0
+    assert backend.observed["activations"] is torch.bfloat16
 
 
 def test_momentum_of_a_fused_optimizer_is_0_after_a_state_without():

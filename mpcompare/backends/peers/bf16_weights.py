@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.fp32 import Fp32
+from mpcompare.backends.torch_model import in_fp32
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
@@ -40,7 +41,7 @@ class Bf16Weights(Fp32):
         return self.task.optimizer.make(self.model.named_parameters())
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        output = self.model(x.bfloat16() if x.is_floating_point() else x)
+        output = self.model(x.to(torch.bfloat16) if x.is_floating_point() else x)
         return self.observe(output, self.task.loss_fn(output.float(), y))
 
     def clip(self) -> None:
@@ -48,5 +49,4 @@ class Bf16Weights(Fp32):
         self.grad_norm = None if self.grad_norm is None else self.grad_norm.float()
 
     def as_shown(self, tensors: Params) -> Params:
-        """Returns them in fp32, for which the harness asks, and which holds every bf16 number."""
-        return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+        return in_fp32(tensors)

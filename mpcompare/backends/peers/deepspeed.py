@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.backends.peers.library import join_alone, library
-from mpcompare.backends.torch_model import TorchModel, copy_into, gradient_dtype, set_lr
+from mpcompare.backends.torch_model import TorchModel, copy_into, gradient_dtype, in_fp32, set_lr
 from mpcompare.contract import BackendUnavailable, Batches, ModuleDtypes, State
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
@@ -81,7 +81,7 @@ class DeepSpeedRow(TorchModel):
         equal = torch.full((), 1 / len(batches))
         parts = shares(self.task.loss_fn, [y for _, y in batches]) or [equal] * len(batches)
         for (x, y), part in zip(batches, parts, strict=True):
-            output = self.network(x.bfloat16() if x.is_floating_point() else x)
+            output = self.network(x.to(torch.bfloat16) if x.is_floating_point() else x)
             loss = self.task.loss_fn(output.float(), y)
             # backward() divides by the number of micro-batches.
             self.network.backward(loss if part is equal else loss * part * len(batches))
@@ -99,7 +99,7 @@ class DeepSpeedRow(TorchModel):
         return {**{name: master.detach() for name, master in self.masters.items()}, **frozen}
 
     def buffers(self) -> Params:
-        return {name: b.float() if b.is_floating_point() else b for name, b in buffers_of(self.model).items()}
+        return in_fp32(buffers_of(self.model))
 
     def grads(self) -> Params:
         return self.shown

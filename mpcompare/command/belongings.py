@@ -45,7 +45,7 @@ class Belongings:
     def shared(self, beside: Path) -> Iterator[Path | None]:
         """Makes a folder in ``beside`` for the values that entrants share (``shared.py``); yields None if it cannot."""
         try:
-            folder = Path(tempfile.mkdtemp(dir=beside, prefix=".shared-")).resolve()
+            folder = Path(tempfile.mkdtemp(dir=beside, prefix=warden.SHARED)).resolve()
             (self.folder / folder.name).symlink_to(folder)
         except OSError as error:
             log.warning(f"the entrants of this race share nothing: {error}")

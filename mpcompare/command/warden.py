@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 MARK = "MPCOMPARE_SWEEP"  # the variable of the environment; its value is the path of the sweep's temporary folder
+SHARED = ".shared-"  # begins the names of folders elsewhere to which links in that folder lead, by the same names
 LOCK = "lock"  # a file in that folder, locked as long as its sweep is there
 GRACE_S = 3.0  # between being asked to end and being killed
 
@@ -29,7 +30,8 @@ def marked(folder: Path) -> Iterator[psutil.Process]:
 
 
 def clear(folder: Path) -> None:
-    """Ends the processes of a sweep and deletes its temporary folders; links in ``folder`` name others than itself."""
+    """Ends the processes of a sweep and deletes its temporary folders: ``folder``, and those to which the sweep's own
+    links lead. What other links lead to stays: an entrant has made them, and ``folder`` is its TMPDIR."""
     for process in (left := list(marked(folder))):
         with suppress(psutil.Error):
             process.terminate()
@@ -39,9 +41,9 @@ def clear(folder: Path) -> None:
             with suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(left, timeout=GRACE_S)
-    for link in folder.glob("*"):
-        if link.is_symlink():
-            shutil.rmtree(link.resolve(), ignore_errors=True)
+    for link in folder.glob(f"{SHARED}*"):
+        if (target := link.resolve()).name == link.name:
+            shutil.rmtree(target, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 

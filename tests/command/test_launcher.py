@@ -17,7 +17,7 @@ import psutil
 import pytest
 from support import command
 
-from mpcompare.command import belongings
+from mpcompare.command import belongings, warden
 
 SMALL = (*command.SMALL, "verdict.enabled=false")  # the verdict has its own tests, and takes a second an entrant
 PATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
@@ -324,6 +324,18 @@ def test_nothing_is_left_of_a_sweep_whoever_is_killed(start, tmp_path, short, mo
         if victim in ("an entrant", "the server") and result["status"] != "ok":
             expected = "killed by SIGKILL" if victim == "an entrant" else "the process of which all entrants are forks"
             assert expected in result["error"], name
+
+
+def test_only_folders_of_the_sweep_are_deleted_through_links_in_its_temporary_folder(tmp_path):
+    (folder := tmp_path / "mpcompare-sweep-1").mkdir()
+    of_user = {folder / "imagenet": tmp_path / "imagenet", folder / ".shared-data": tmp_path / "data"}
+    ours = {folder / ".shared-2": tmp_path / ".shared-2"}
+    for link, target in (of_user | ours).items():
+        target.mkdir()
+        (target / "file").write_text("")
+        link.symlink_to(target)
+    warden.clear(folder)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["data", "file", "file", "imagenet"]
 
 
 @pytest.mark.slow

@@ -59,12 +59,16 @@ def finished(race: Sequence[Job]) -> bool:
 
 
 def ready(race: Sequence[Job]) -> None:
-    """Readies the folders of a race whose runs were begun, when the processes that ran them are gone."""
+    """Readies the folders of a race, when the processes that ran it before are gone. Raises InputError where a folder
+    is not there and cannot be made."""
     for job in race:
-        if job.folder.exists():
-            with locked(job.folder):
-                if run := _begun(job):
-                    run.ready(job)
+        try:
+            job.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError("race", job.folder, f"cannot write there ({error.strerror})") from error
+        with locked(job.folder):
+            if run := _begun(job):
+                run.ready(job)
 
 
 def _begun(job: Job) -> "_Left | None":

@@ -71,12 +71,14 @@ def write(race: Sequence[Job]) -> Path:
 
 def read(path: Path) -> list[Job]:
     """Returns the race that a file holds. Its runs lie next to the folder of the file. Raises InputError where the file
-    cannot be read, is of another version, was edited, or needs other code than there is here."""
+    cannot be read, lies elsewhere, is of another version, was edited, or needs other code than there is here."""
     try:
         document = parsed(read_bytes(path))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError("race", path, f"cannot be read ({why}): expected a file that mpcompare plan wrote") from error
+    if (folder := path.absolute().parent).name != FOLDER:
+        raise InputError("race", path, f"expected it in a folder {FOLDER}: its runs are written into the folder above")
     found = document.get("format_version") if isinstance(document, dict) else None
     if found != FORMAT:
         expected = f"has format_version={found}, expected {FORMAT}: another version of mpcompare has planned it"
@@ -92,7 +94,7 @@ def read(path: Path) -> list[Job]:
     for entrant in document["entrants"]:
         if (name := PurePosixPath(entrant["name"])).is_absolute() or ".." in name.parts:
             raise InputError("race", path, f"expected a folder below the folder of the sweep, and not {name}")
-    sweep = path.absolute().parent.parent
+    sweep = folder.parent
     return [Job(sweep, entrant["name"], entrant["record"], entrant["hydra"]) for entrant in document["entrants"]]
 
 

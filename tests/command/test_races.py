@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from support.command import SMALL
 
 from mpcompare.command import race_file
 from mpcompare.command.folders import locked
+from mpcompare.command.going_on import ready
+from mpcompare.command.sweep import Job
 from mpcompare.errors import InputError
 
 # Fields that a clock or a meter has read, that are drawn at random with each block, or that name the folder.
@@ -88,6 +91,29 @@ def test_a_race_file_that_cannot_be_read_is_one_line(cli, tmp_path, is_there):
     (line,) = ended.err.splitlines()
     assert line.startswith("mpcompare: error: race=race.json: cannot be read (")
     assert line.endswith("expected a file that mpcompare plan wrote")
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Returns a job of the sweep ``tmp_path``."""
+    return Job(tmp_path, "0-amp", {"backend": "amp", "config": {"device": "cpu", "task": {}}}, {})
+
+
+def test_a_race_file_is_read_in_a_folder_races_alone(job, tmp_path):
+    """Its runs are written into the folder above, which could be any other."""
+    written = race_file.write([job])
+    assert [each.folder for each in race_file.read(written)] == [tmp_path / "0-amp"]
+    (elsewhere := tmp_path / "downloads").mkdir()
+    with pytest.raises(InputError, match="000.json: expected it in a folder races: its runs are written into the"):
+        race_file.read(Path(shutil.copy(written, elsewhere)))
+
+
+def test_a_race_file_that_was_copied_alone_has_folders_for_its_runs(job, tmp_path):
+    ready([job])
+    assert job.folder.is_dir()
+    (tmp_path / "1-fp32").write_text("no folder")
+    with pytest.raises(InputError, match="race=.*1-fp32: cannot write there \\("):
+        ready([replace(job, name="1-fp32")])
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def _shadowing(error: BaseException) -> list[str]:
     here, needed = Path.cwd().resolve(), {*sys.stdlib_module_names, *PACKAGES}
     files = [getattr(sys.modules.get(name), "__file__", None) or "" for name in needed]
     files += [frame.filename for frame in traceback.extract_tb(error.__traceback__)]  # a failed module is in no table
-    inside = (Path(file).resolve().relative_to(here).parts[0] for file in files if Path(file).is_relative_to(here))
+    inside = (Path(file).relative_to(here).parts[0] for file in files if Path(file).is_relative_to(here))
     return sorted({name for name in inside if name.removesuffix(".py") in needed})
 
 

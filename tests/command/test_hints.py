@@ -1,9 +1,12 @@
 """Messages on a key, a group or an option that is misspelt, and on one that must be given; and when they come."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support.marks import slow_after
+
+from mpcompare.command.faults import known_fault
 
 KEYS = {
     "data=function": "data._target_: expected what to import, as in data._target_=my_package.load, its ",
@@ -84,3 +87,15 @@ def test_a_group_of_ones_own_may_be_named_nearly_as_one_of_ours(cli, tmp_path):
     (tmp_path / "conf" / "experiments" / "mine.yaml").write_text("a: 1\n")
     ended = cli("--config-dir", str(tmp_path / "conf"), "+experiments=mine", "precision=fp17")
     assert "error: precision=fp17: " in ended.err
+
+
+def test_a_file_that_hides_a_module_is_named_and_a_linked_environment_is_none(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (here := tmp_path / "here").mkdir()
+    (here / "env").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.chdir(here)
+    failed = ImportError("libgomp.so.1: no such file")
+    monkeypatch.setitem(sys.modules, "jinja2", SimpleNamespace(__file__=str(here / "env" / "jinja2.py")))
+    assert known_fault(failed) is None
+    monkeypatch.setitem(sys.modules, "jinja2", SimpleNamespace(__file__=str(here / "jinja2.py")))
+    assert known_fault(failed).startswith(f"jinja2.py in {here} hides a module of that name: rename it (ImportError: ")

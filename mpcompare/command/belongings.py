@@ -23,6 +23,7 @@ from mpcompare.interrupt import uninterrupted
 log = logging.getLogger(__name__)
 
 PREFIX = "mpcompare-sweep-"
+ENTRANT = "MPCOMPARE_ENTRANT"  # the variable that names its entrant to each program that the entrant starts
 YOUNG_S = 60  # a younger folder may not be locked yet
 LONGEST = 60  # characters of a folder in which sockets can be made: 107 with the names of the sweep and of a socket
 
@@ -34,11 +35,13 @@ class Belongings:
         """``forget`` deletes what was compiled and does not count yet."""
         self.folder, self.forget = folder, forget
 
-    def end_orphans(self) -> None:
-        """Ends the processes that an entrant has started and left: they do not descend from this process any more."""
+    def end_orphans(self, entrant: str | None = None) -> None:
+        """Ends the programs that an entrant has started and left: they do not descend from this process any more. None:
+        no entrant is there any more, and all that they have left is ended."""
         for each in warden.marked(self.folder):
             with suppress(psutil.Error):
-                if os.getpid() not in (parent.pid for parent in each.parents()):
+                is_meant = entrant in (None, each.environ().get(ENTRANT))
+                if is_meant and os.getpid() not in (parent.pid for parent in each.parents()):
                     each.kill()
 
     @contextmanager

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from multiprocessing import connection
+from multiprocessing import connection, current_process
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hydra.core.utils import JobRuntime, run_job, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from mpcompare.command.belongings import ENTRANT
 from mpcompare.command.folders import locked
 from mpcompare.errors import InputError, fail
 from mpcompare.interrupt import interruptible
@@ -40,6 +41,7 @@ def main(
     with output.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    os.environ[ENTRANT] = current_process().name
     np.random.seed()  # forks begin in one state
     version.setbase(str(hydra_version))
     setup_globals()

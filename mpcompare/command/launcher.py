@@ -142,6 +142,7 @@ def _race(
                 deadline = time.monotonic() + GRACE_S
                 for entrant in entrants:
                     entrant.end(deadline)
+                own.end_orphans()
     if lost := [entrant.unrecorded for entrant in entrants if entrant.unrecorded]:
         raise lost[0]
 

@@ -107,7 +107,7 @@ class Process:
             self.cause = self.cause or "killed by the launcher: it had closed its pipe, and did not end"
             self.process.kill()
             self.process.join()
-        self.own.end_orphans()
+        self.own.end_orphans(self.name)
         try:
             output = self.job.folder / OUTPUT
             printed = output.read_text(errors="replace").strip().splitlines() if output.exists() else []

@@ -51,6 +51,12 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.05)
 
 
+def is_alive(process):
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def nothing_is_left_of(process, within=15):
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
@@ -300,12 +306,12 @@ def test_nothing_is_left_of_a_sweep_whoever_is_killed(start, tmp_path, short, mo
     wait_for(lambda: len(list(tmp_path.rglob("blocks.csv"))) == 2, process)
     launcher = psutil.Process(process.pid)
     (server,) = (each for each in launcher.children() if "forkserver" in " ".join(each.cmdline()))
-    (warden,) = (each for each in launcher.children() if "warden" in " ".join(each.cmdline()))
+    (guard,) = (each for each in launcher.children() if "warden" in " ".join(each.cmdline()))
     child = psutil.Process(int((tmp_path / "child").read_text()))
     assert child.name() == "sleep"
     killed = {
         "nobody": [], "an entrant": server.children()[:1], "the server": [server], "the launcher": [launcher],
-        "the warden": [warden], "all": [*launcher.children(recursive=True), launcher],
+        "the warden": [guard], "all": [*launcher.children(recursive=True), launcher],
     }[victim]  # fmt: skip
     for each in killed:
         each.kill()
@@ -315,8 +321,8 @@ def test_nothing_is_left_of_a_sweep_whoever_is_killed(start, tmp_path, short, mo
         (folder,) = short.glob("mpcompare-sweep-*")
         os.utime(folder, (0, 0))
         belongings._tidy()
-    _, alive = psutil.wait_procs([child, server, warden], timeout=15)
-    assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+    psutil.wait_procs([child, server, guard], timeout=15)
+    assert not [each for each in (child, server, guard) if is_alive(each)]
     assert nothing_is_left_of(process)
     assert not list(short.iterdir())
     assert not list(tmp_path.rglob(".shared-*"))
@@ -336,6 +342,19 @@ def test_only_folders_of_the_sweep_are_deleted_through_links_in_its_temporary_fo
         link.symlink_to(target)
     warden.clear(folder)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["data", "file", "file", "imagenet"]
+
+
+def test_the_end_of_an_entrant_ends_no_daemon_of_another(tmp_path):
+    own, daemons, deadline = belongings.Belongings(tmp_path, forget=lambda: None), {}, time.monotonic() + 10
+    for name in ("0-amp", "1-fp32"):
+        marks = {**os.environ, warden.MARK: str(tmp_path), belongings.ENTRANT: name}
+        said = subprocess.check_output(["sh", "-c", "sleep 100 >/dev/null & echo $!"], env=marks)
+        daemons[name] = psutil.Process(int(said))
+    for entrant, left in (("0-amp", {"1-fp32"}), (None, set())):
+        own.end_orphans(entrant)
+        while (alive := {name for name in daemons if is_alive(daemons[name])}) > left and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert alive == left
 
 
 @pytest.mark.slow

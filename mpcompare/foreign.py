@@ -3,6 +3,7 @@ packages of others, which may not be installed."""
 
 import json
 import os
+import re
 import stat
 import sys
 from importlib import metadata
@@ -13,6 +14,9 @@ from typing import Any
 
 LARGEST = 256 * 2**20  # bytes of a file that is read as a whole: steps.csv of millions of steps
 DEEPEST = 50  # levels of lists and tables within each other; a record of ours has about ten
+_NAME = r"[^\s\\/,;:()\"']+"
+# The folders of an absolute path: it begins at home or at a drive, or at the root with a folder at least.
+_FOLDERS = re.compile(rf"(?<![\w/.:])(?:(?:file://|~|[A-Za-z]:)(?:[\\/]{_NAME})*|(?:[\\/]{_NAME})+)[\\/](?={_NAME})")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -75,6 +79,11 @@ def printable(value: Any) -> Any:
     if isinstance(value, list):
         return [printable(each) for each in value]
     return value
+
+
+def without_folders(text: str) -> str:
+    """Returns a text in which the name alone is left of each absolute path: nobody else has these folders."""
+    return _FOLDERS.sub("", text)
 
 
 def spec_of(module: str) -> ModuleSpec | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mpcompare.foreign import version as installed_version
+from mpcompare.foreign import without_folders
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy")
 # The instruction sets that decide how fast products in 16 bits are, as /proc/cpuinfo names them on x86 and ARM.
@@ -14,7 +15,7 @@ SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16",
 
 
 def show_environment(version: str) -> None:
-    """Prints the versions, then the machine as torch sees it. No name of a folder or of a host is among them."""
+    """Prints the versions, then the machine as torch sees it. Neither folders nor the name of a host are among them."""
     _say("mpcompare", version)
     _say("python", f"{platform.python_version()} on {platform.platform()}")
     for package in PACKAGES:
@@ -71,4 +72,4 @@ def _native(device: str) -> dict[str, str]:
 
 
 def _say(name: str, value: str) -> None:
-    print(f"{name:12}{value}")
+    print(f"{name:12}{without_folders(value)}")

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -75,13 +76,18 @@ def provenance(device: torch.device) -> ProvenanceRecord:
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
             "cublas_workspace_config": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         },
-        environment={
-            name: os.environ[name]
-            for name in sorted(os.environ)
-            if name.startswith(_ENVIRONMENT) and name != "TORCHINDUCTOR_CACHE_DIR"  # a folder, and often ours
-        },
+        environment=_environment(),
         commit=_commit(),
     )
+
+
+def _environment() -> dict[str, str]:
+    """Returns the variables that change speed. Folders say nothing to others: of LD_PRELOAD the names of its files are
+    left, and any other path is left out."""
+    known = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)}
+    if "LD_PRELOAD" in known:
+        known["LD_PRELOAD"] = re.sub(r"[^\s:]*/", "", known["LD_PRELOAD"])
+    return {name: value for name, value in known.items() if "/" not in value}
 
 
 def _commit() -> str | None:

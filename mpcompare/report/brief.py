@@ -1,6 +1,5 @@
 """The brief table: the columns of a run that matter in a document. ``summary.md`` and ``summary.tex`` show it."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,9 +7,6 @@ from mpcompare.report import summary
 from mpcompare.report.columns import Column
 from mpcompare.report.comparison import Row
 
-_NAME = r"[^\s\\/,;:()\"']+"
-# The folders of an absolute path: it begins at home or at a drive, or at the root with a folder at least.
-_FOLDERS = re.compile(rf"(?<![\w/.:])(?:(?:file://|~|[A-Za-z]:)(?:[\\/]{_NAME})*|(?:[\\/]{_NAME})+)[\\/](?={_NAME})")
 LONGEST = 240  # characters of a text that somebody else wrote, such as an error
 
 
@@ -30,11 +26,6 @@ def columns_of(rows: Sequence[Row]) -> list[Column[Row]]:
 def cells(columns: Sequence[Column[Row]], row: Row) -> list[str]:
     """Returns the cells of a run; of one that did not finish its name, and its status in place of the verdict."""
     return [one_line(summary.cell(column, row)) for column in columns]
-
-
-def without_folders(text: str) -> str:
-    """Returns a text in which the name alone is left of each absolute path: nobody else has these folders."""
-    return _FOLDERS.sub("", text)
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 import mpcompare
 from mpcompare.command.verbs import LISTS, PROGRAMS, VERBS, as_module
+from mpcompare.native import build
 from mpcompare.paths import CONF
 
 SCRIPT = "import sys\nfrom mpcompare.__main__ import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
@@ -62,6 +63,16 @@ def test_env_says_what_a_report_of_a_fault_needs(cli):
     assert f"torch takes {torch.get_num_threads()}" in said["CPU"]
     assert torch.backends.cpu.get_cpu_capability() in said["ISA"]
     assert {"python", "torchvision", "hydra-core", "GPU", "flag", "operators"} <= set(said)
+
+
+def test_env_says_no_folder(cli, monkeypatch):
+    def cpu_recipe():
+        raise build.BuildError("no C++ compiler found (looked for /home/somebody/bin/g++)")
+
+    monkeypatch.setattr(build, "cpu_recipe", cpu_recipe)
+    ended = cli("env")
+    assert "cpu: cannot be built (no C++ compiler found (looked for g++))" in ended.out
+    assert "/home" not in ended.out
 
 
 def test_env_reports_a_torch_that_is_broken(cli, monkeypatch):

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from mpcompare.foreign import without_folders
 from mpcompare.records import write_atomically
 from mpcompare.report import formats
-from mpcompare.report.brief import one_line, without_folders
+from mpcompare.report.brief import one_line
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.digits import digits

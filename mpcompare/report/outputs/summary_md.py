@@ -4,10 +4,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpcompare.foreign import without_folders
 from mpcompare.records import write_atomically
 from mpcompare.report import brief, digits, remarks
 from mpcompare.report.answers import answers
-from mpcompare.report.brief import LONGEST, one_line, without_folders
+from mpcompare.report.brief import LONGEST, one_line
 from mpcompare.report.comparison import Comparison, Row
 from mpcompare.report.contents import Report
 from mpcompare.verdict.judge.word import Word

@@ -5,7 +5,7 @@ from matplotlib.text import Text
 from support.marks import slow_after
 from support.records import write_run
 
-from mpcompare.report.brief import without_folders
+from mpcompare.foreign import without_folders
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import kit

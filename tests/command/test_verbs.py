@@ -1,5 +1,6 @@
 """The verbs, --version, and the script ``mpcompare``, which stands for ``python -m mpcompare``."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 import mpcompare
+from mpcompare import command
 from mpcompare.command.verbs import LISTS, PROGRAMS, VERBS, as_module
 from mpcompare.native import build
 from mpcompare.paths import CONF
@@ -50,6 +52,12 @@ def test_no_verb_is_a_key_and_an_override_is_never_a_verb(cli):
     ended = cli("report.strict=true", "backend=amp", "--cfg", "job", "-p", "report")
     assert ended.code == 0, ended.err
     assert "strict: true" in ended.out
+
+
+def test_windows_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit, match="^mpcompare: error: expected Linux or macOS; on Windows, take its subsystem"):
+        importlib.reload(command)
 
 
 def test_env_says_what_a_report_of_a_fault_needs(cli):

@@ -95,7 +95,8 @@ def run(
 
 def alone(turns: Turns, rules: Rules, stages: Sequence[RaceStage]) -> None:
     """Runs one entrant in this process, with a progress bar where there is a terminal."""
-    with Board([_Local.name], Timetable({_Local.name: stages}, time.monotonic()), lines=False) as board:
+    timetable = Timetable({(here := Path()): stages}, time.monotonic())
+    with Board({_Local.name: here}, timetable, lines=False) as board:
         race([_Local(turns, board)], rules, board)
 
 

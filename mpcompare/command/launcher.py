@@ -94,7 +94,7 @@ def run_races(races: Races, hydra: HydraContext) -> None:
     if not left:
         return
     of_job = {
-        job.name: stages_of(job.config, job.record_at_start["backend"], len(jobs))
+        job.folder: stages_of(job.config, job.record_at_start["backend"], len(jobs))
         for jobs in left.values()
         for job in jobs
     }
@@ -104,11 +104,11 @@ def run_races(races: Races, hydra: HydraContext) -> None:
     with belongings() as own, fork_server(fork) as processes:
         for number, (path, jobs) in enumerate(left.items(), start=1):
             which = f"race {number} of {len(left)}" if len(left) > 1 else ""
-            board = Board([job.name for job in jobs], timetable, before=which, after="then the report")
+            board = Board({job.name: job.folder for job in jobs}, timetable, before=which, after="then the report")
             with locked(path):
                 if finished(jobs):  # by another process meanwhile
                     for job in jobs:
-                        timetable.end_turn(job.name, gone=True, now=time.monotonic())
+                        timetable.end_turn(job.folder, gone=True, now=time.monotonic())
                     continue
                 ready(jobs)
                 log.info(f"Race {number} of {len(left)}: {len(jobs)} taking turns")

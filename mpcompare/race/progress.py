@@ -9,8 +9,9 @@ timing: 7 rounds of blocks, known within 9.1 %, 6 of 10 s at most
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
@@ -38,17 +39,17 @@ class Board:
     """The stages of each entrant, drawn by its callers: a refreshing thread would run during the steps that are timed.
 
     Args:
-        names: the names of the entrants.
+        folders: the folder of each entrant, by its name.
         timetable: the timetable of these entrants, and of all other races of the sweep.
         lines: whether lines are shown where there is no terminal.
         before, after: what is said before and after the time that is left.
     """
 
     def __init__(
-        self, names: Sequence[str], timetable: Timetable, lines: bool = True, before: str = "", after: str = ""
+        self, folders: Mapping[str, Path], timetable: Timetable, lines: bool = True, before: str = "", after: str = ""
     ) -> None:
         self.console = rich.console.Console(stderr=True)
-        self.names, self.timetable, self.before, self.after = names, timetable, before, after
+        self.folders, self.timetable, self.before, self.after = folders, timetable, before, after
         self.lines = lines or self.console.is_terminal
         self.live = Live(
             console=self.console,
@@ -82,7 +83,7 @@ class Board:
             for each in lines:
                 self.line(each)
         now = time.monotonic()
-        self.timetable.go(name, progress.stage, progress.done, progress.total, now)
+        self.timetable.go(self.folders[name], progress.stage, progress.done, progress.total, now)
         is_new = progress.stage not in ("", self.stage)
         if (doing := (progress.stage or self.stage, progress.text)) != (self.stage, self.text):
             self.since = now
@@ -94,7 +95,7 @@ class Board:
 
     def end_turn(self, name: str, gone: bool) -> None:
         """The turn of an entrant is over; one that is ``gone`` takes no other."""
-        self.timetable.end_turn(name, gone, time.monotonic())
+        self.timetable.end_turn(self.folders[name], gone, time.monotonic())
 
     def say(self, name: str, text: str, is_error: bool, can_wait: bool = False) -> None:
         """Writes a line of one entrant. A line that another has said already (the data set, say) is not repeated unless
@@ -127,21 +128,21 @@ class Board:
     def _stages(self) -> Table:
         rows = {
             name: Text(" ").join(self._sign(stage, marks) for stage, marks in self._shown(name).items())
-            for name in self.names
+            for name in self.folders
         }
         table = Table.grid(padding=(0, 1))
-        if len(self.names) > 1:  # a run alone needs no name
+        if len(self.folders) > 1:  # a run alone needs no name
             room = self.console.width - max(row.cell_len for row in rows.values()) - 2
             table.add_column(no_wrap=True, overflow="ellipsis", max_width=max(room, NAME))
         table.add_column(no_wrap=True, overflow="ellipsis")
         for name, row in rows.items():
-            table.add_row(*([Text(name)] if len(self.names) > 1 else []), row)
+            table.add_row(*([Text(name)] if len(self.folders) > 1 else []), row)
         return table
 
     def _shown(self, name: str) -> dict[str, set[str]]:
         """Returns the marks of each stage that is shown, with the marks of the stages that are part of it."""
         shown: dict[str, set[str]] = {}
-        for stage, mark in self.timetable.marks(name):
+        for stage, mark in self.timetable.marks(self.folders[name]):
             shown.setdefault(HIDDEN.get(stage, stage), set()).add(mark)
         return shown
 

@@ -15,6 +15,7 @@ as they say nothing of a stage, all stages together are said to take at least as
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 SET_UP, TRAINING, EXAMINATION, NOISE = "set-up", "training", "examination", "noise"
 TIMING, PHASES, MEMORY, INFERENCE = "timing", "phases", "memory", "inference"
@@ -89,17 +90,17 @@ class Timetable:
     """The stages of all entrants of a sweep.
 
     Args:
-        stages: the stages of each entrant, by its name.
+        stages: the stages of each entrant, by its folder: the entrants of several sweeps may share a name.
         began: the moment at which the sweep began, in seconds.
     """
 
-    def __init__(self, stages: Mapping[str, Sequence[RaceStage]], began: float) -> None:
+    def __init__(self, stages: Mapping[Path, Sequence[RaceStage]], began: float) -> None:
         self.began = began
-        self._ways = {name: _Way(each) for name, each in stages.items()}
+        self._ways = {folder: _Way(each) for folder, each in stages.items()}
 
-    def go(self, name: str, stage: str, done: float, total: float, now: float) -> None:
+    def go(self, folder: Path, stage: str, done: float, total: float, now: float) -> None:
         """An entrant is in a stage: in a new one, or, where ``stage`` is empty, in the one that it was in."""
-        way = self._ways[name]
+        way = self._ways[folder]
         place = next((i for i, each in enumerate(way.stages) if each.name == stage), way.place)
         if place < 0:
             return
@@ -114,10 +115,10 @@ class Timetable:
             else:
                 way.step_s = (now - way.pace[1]) / (done - way.pace[0])
 
-    def end_turn(self, name: str, gone: bool, now: float) -> None:
+    def end_turn(self, folder: Path, gone: bool, now: float) -> None:
         """The turn of an entrant is over, and with it its stage, but for timing, which takes many turns. ``gone`` says
         whether it has ended; early, unless all of its last stage is done."""
-        way = self._ways[name]
+        way = self._ways[folder]
         if not gone and way.place >= 0 and way.stages[way.place].name == TIMING:
             return
         if gone and way.place >= 0 and (way.share < 1 or way.place < len(way.stages) - 1):
@@ -125,9 +126,9 @@ class Timetable:
         way.end_stage(now)
         way.gone |= gone
 
-    def marks(self, name: str) -> list[tuple[str, str]]:
+    def marks(self, folder: Path) -> list[tuple[str, str]]:
         """Returns each stage of an entrant with ``done``, ``now``, ``ahead``, or ``out`` where it ended before."""
-        way = self._ways[name]
+        way = self._ways[folder]
         marks = ["done"] * way.done + ["now"] * (way.since is not None)
         marks += ["out" if way.gone else "ahead"] * (len(way.stages) - len(marks))
         return [(stage.name, mark) for stage, mark in zip(way.stages, marks, strict=True)]

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,11 +16,12 @@ import pandas as pd
 import pytest
 from support.command import SMALL
 
-from mpcompare.command import race_file
+from mpcompare.command import launcher, race_file
 from mpcompare.command.folders import locked
 from mpcompare.command.going_on import ready
 from mpcompare.command.sweep import Job
 from mpcompare.errors import InputError
+from mpcompare.race.timetable import RaceStage
 
 # Fields that a clock or a meter has read, that are drawn at random with each block, or that name the folder.
 MEASURED = (
@@ -114,6 +116,26 @@ def test_a_race_file_that_was_copied_alone_has_folders_for_its_runs(job, tmp_pat
     (tmp_path / "1-fp32").write_text("no folder")
     with pytest.raises(InputError, match="race=.*1-fp32: cannot write there \\("):
         ready([replace(job, name="1-fp32")])
+
+
+def test_a_race_does_not_end_the_entrant_of_the_same_name_in_another_sweep(job, tmp_path, monkeypatch):
+    """The stages of both stand in one timetable, which says how long all races still take."""
+    first = replace(job, hydra={"job": {"env_set": {}}, "overrides": {"task": []}})
+    other = replace(first, sweep=tmp_path / "other")
+    races, left = {}, []
+    for each in (first, other):
+        each.sweep.mkdir(exist_ok=True)
+        races[race_file.write([each])] = [each]
+
+    def end(jobs, hydra, processes, board, own):
+        board.end_turn("0-amp", gone=True)
+        left.append([board.timetable.marks(each.folder)[0][1] for each in (first, other)])
+
+    for name, double in {"stages_of": lambda *_: [RaceStage("training")], "_race": end, "belongings": nullcontext,
+                         "fork_server": nullcontext}.items():  # fmt: skip
+        monkeypatch.setattr(launcher, name, double)
+    launcher.run_races(races, hydra=None)
+    assert left == [["out", "ahead"], ["out", "out"]]
 
 
 @pytest.mark.slow

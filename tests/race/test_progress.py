@@ -2,6 +2,7 @@ import io
 import logging
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import rich.console
@@ -30,7 +31,8 @@ def screen(monkeypatch, now):
         console = rich.console.Console(file=out, force_terminal=terminal, width=width, color_system=None)
         monkeypatch.setattr(progress.rich.console, "Console", lambda **_: console)
         each = stages(train_steps=10, noise_runs=1, timing_s=10, block_s=0.5, inference_s=None)
-        return progress.Board(NAMES, Timetable(dict.fromkeys(NAMES, each), began=100.0), **kwargs), out
+        folders = {name: Path(name) for name in NAMES}
+        return progress.Board(folders, Timetable(dict.fromkeys(folders.values(), each), began=100.0), **kwargs), out
 
     return make
 

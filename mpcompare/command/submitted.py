@@ -134,9 +134,16 @@ def _has_ended(job: Any) -> bool:
 
 def _unknown(jobs: Iterable[Any]) -> list[Any]:
     """Returns the jobs that SLURM neither runs nor will run; none where it does not answer."""
-    command = ["squeue", "--noheader", "--array", "--me", "--format=%i"]
-    asked = subprocess.run(command, capture_output=True, text=True, check=False)
-    return [job for job in jobs if job.job_id not in asked.stdout.split()] if asked.returncode == 0 else []
+    known = _answer("squeue", "--noheader", "--array", "--me", "--format=%i")
+    return [] if known is None else [job for job in jobs if job.job_id not in known.split()]
+
+
+def _answer(*command: str) -> str | None:
+    """Returns what a command of SLURM prints; None where it fails, or does not answer."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=ANSWER_S).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def _conclude(path: Path, jobs: Any, job: Any, executor: str) -> None:
@@ -158,11 +165,10 @@ def _error(job: Any) -> str:
 
 def _state(number: str) -> str:
     """Returns the state of a job that is over as SLURM says it: ``TIMEOUT, TimeLimit, on node7``."""
-    command = ["scontrol", "--oneliner", "show", "job", number]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    fields = dict(word.partition("=")[::2] for word in shown.split())
+    shown = _answer("scontrol", "--oneliner", "show", "job", number)
+    fields = dict(word.partition("=")[::2] for word in (shown or "").split())
     known = (fields.get("JobState"), fields.get("Reason"), fields.get("NodeList") and f"on {fields['NodeList']}")
-    return ", ".join(word for word in known if word and word not in ("None", "on (null)")) or "forgotten by SLURM"
+    return ", ".join(word for word in known if word and word not in ("None", "on (null)")) or "SLURM says no more of it"
 
 
 def _cancel(running: Mapping[Path, Any], executor: str) -> None:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pandas as pd
 import psutil
@@ -80,6 +81,21 @@ def test_without_submitit_the_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(submitted.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(submitted.InputError, match=r"submitit is not installed: pip install 'mpcompare\[slurm\]'"):
         submitted.Submitted("local", 1, {})
+
+
+@pytest.mark.parametrize("fault", [FileNotFoundError, subprocess.CalledProcessError(1, "squeue"),
+                                   subprocess.TimeoutExpired("squeue", 30)])  # fmt: skip
+def test_slurm_that_does_not_answer_ends_no_job(monkeypatch, fault):
+    asked = []
+
+    def run(command, **how):
+        asked.append(how["timeout"])
+        raise fault
+
+    monkeypatch.setattr(submitted.subprocess, "run", run)
+    assert submitted._unknown([SimpleNamespace(job_id="7_0")]) == []
+    assert submitted._state("7_0") == "SLURM says no more of it"
+    assert asked == [submitted.ANSWER_S] * 2
 
 
 @pytest.mark.slow

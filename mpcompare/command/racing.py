@@ -67,8 +67,9 @@ def tell(races: Races, hydra: HydraContext, array: str | None) -> None:
             records.write_atomically(path, lambda unfinished: unfinished.write_text(text))
         except OSError as error:
             raise InputError("--array", path, f"cannot write there ({error.strerror})") from error
-        log.info(f"sbatch {array} runs them with SLURM")
-    log.info(f"mpcompare run --resume {folder}/*.json runs them here; mpcompare report {folder.parent} draws the table")
+        log.info(f"sbatch {shlex.quote(array)} runs them with SLURM")
+    here, sweep = (shlex.quote(str(path)) for path in (folder, folder.parent))
+    log.info(f"mpcompare run --resume {here}/*.json runs them here; mpcompare report {sweep} draws the table")
 
 
 def run_files(words: Sequence[str]) -> bool:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -205,6 +206,10 @@ def test_a_source_that_cannot_be_read_is_one_line_and_a_lock_of_an_editor_is_no_
 def test_the_array_of_a_plan_is_a_script_that_bash_reads(cli, tmp_path):
     ended = cli("plan", *SWEEP, 'hydra.sweep.dir="it\'s planned"', "--array", "an array.sh")
     assert ended.code == 0, ended.err
+    said = [shlex.split(line.partition("[HYDRA] ")[2]) for line in ended.out.splitlines()[-2:]]
+    assert said[0][:2] == ["sbatch", "an array.sh"]
+    assert said[1][3] == "it's planned/races/*.json"
+    assert said[1][-4:-1] == ["it's planned", "draws", "the"]
     script = tmp_path / "an array.sh"
     assert "#SBATCH --array=0-1\n" in script.read_text()
     stand_in = script.read_text().replace(f"exec {sys.executable}", "printf '%s\\n'")

@@ -60,6 +60,10 @@ def _forget(cache: Path) -> None:
 
 
 def _sizes(cache: Path) -> dict[str, int]:
-    """Returns the bytes of each file, by its path in the cache."""
-    files = (path for path in cache.rglob("*") if path.is_file())
-    return {str(path.relative_to(cache)): path.stat().st_size for path in files}
+    """Returns the bytes of each file, by its path in the cache, without files that a compiler deletes meanwhile."""
+    sizes = {}
+    for folder, _, names in os.walk(cache):
+        for path in (Path(folder, name) for name in names):
+            with suppress(OSError):
+                sizes[str(path.relative_to(cache))] = path.stat().st_size
+    return sizes

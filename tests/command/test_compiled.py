@@ -51,6 +51,24 @@ def test_what_one_entrant_left_half_done_no_other_takes(tmp_path):
         assert files() == {"whole.so": "library"}
 
 
+def test_a_file_that_vanishes_while_files_are_listed_is_left_out(tmp_path, monkeypatch):
+    real = Path.stat
+
+    def stat(path, **how):
+        if path.name == "gone.tmp":
+            path.unlink(missing_ok=True)
+        return real(path, **how)
+
+    with compiled(tmp_path) as forget:
+        write("gone.tmp", "")
+        write("half.so", "")
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "is_file", lambda path: True)  # it is there when it is listed
+            patch.setattr(Path, "stat", stat)
+            forget()
+        assert not list(Path(os.environ[VARIABLE], "ab").iterdir())
+
+
 def test_a_file_that_was_cut_off_is_built_anew(tmp_path):
     with compiled(tmp_path):
         write("whole.so", "library")

@@ -15,12 +15,13 @@ from mpcompare.command.faults import known_fault, unknown_key
 from mpcompare.command.job import run
 from mpcompare.command.verbs import as_module, run_verb
 from mpcompare.errors import InputError, did_you_mean, fail
-from mpcompare.interrupt import interruptible
+from mpcompare.interrupt import ends_when_interrupted, interruptible
 from mpcompare.paths import CONF
 from mpcompare.streams import lasting
 
 
 @lasting()
+@ends_when_interrupted()
 def main() -> None:
     """The command line: what a user got wrong is one line, and only a fault of ours is a traceback."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors up instead of printing them
@@ -35,9 +36,6 @@ def main() -> None:
                 return
             entry_points.register()
             hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(run)()
-    except KeyboardInterrupt:
-        print("mpcompare: interrupted; what was finished is written", file=sys.stderr)
-        sys.exit(130)
     except MissingConfigException as error:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if not (known := error.options):

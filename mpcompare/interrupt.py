@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: what they stop, and the few places out of which they are kept."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,17 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def ends_when_interrupted() -> Iterator[None]:
+    """Ends the program with one line and exit code 130 where Ctrl-C or SIGTERM ends the block."""
+    try:
+        with interruptible():
+            yield
+    except KeyboardInterrupt:
+        print("mpcompare: interrupted; what was finished is written", file=sys.stderr)
+        sys.exit(130)
 
 
 @contextmanager

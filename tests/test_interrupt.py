@@ -3,10 +3,13 @@
 import os
 import signal
 import threading
+from argparse import ArgumentParser
 from contextlib import suppress
+from importlib import import_module
 
 import pytest
 
+from mpcompare.command.verbs import PROGRAMS
 from mpcompare.interrupt import SIGNALS, interruptible, uninterrupted
 
 
@@ -37,6 +40,15 @@ def test_a_library_cannot_turn_an_interrupt_into_an_error_of_its_own(number):
         import_of_a_library()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_ctrl_c_ends_a_program_with_one_line(monkeypatch, capsys, program):
+    monkeypatch.setattr(ArgumentParser, "parse_args", lambda *_: arrive(signal.SIGINT))
+    with pytest.raises(SystemExit) as ended:
+        import_module(f"mpcompare.{program}.__main__").main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "mpcompare: interrupted; what was finished is written\n"
 
 
 def test_an_error_stays_an_error_where_nothing_arrived():

@@ -6,11 +6,13 @@ import warnings
 from pathlib import Path
 
 from mpcompare.errors import InputError, check_whole, fail, fails_on_input_errors
+from mpcompare.interrupt import ends_when_interrupted
 from mpcompare.report.formats import check_figure, save_figure
 from mpcompare.streams import lasting
 
 
 @lasting()
+@ends_when_interrupted()
 @fails_on_input_errors()
 def main() -> None:
     args = _parser().parse_args()

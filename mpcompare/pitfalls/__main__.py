@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpcompare.errors import check_choice, fails_on_input_errors
+from mpcompare.interrupt import ends_when_interrupted
 from mpcompare.pitfalls.pitfall import COMPARED, Pitfall, number
 from mpcompare.pitfalls.registry import PITFALLS
 from mpcompare.report.formats import add_out, check_figure, save_figure
@@ -22,6 +23,7 @@ RESULT = 12  # characters: the longest result, 0.000100017, and a space
 
 
 @lasting()
+@ends_when_interrupted()
 @fails_on_input_errors()
 def main() -> None:
     parser = argparse.ArgumentParser(

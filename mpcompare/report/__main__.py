@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 
 from mpcompare.errors import InputError, fail
+from mpcompare.interrupt import ends_when_interrupted
 from mpcompare.report.formats import FORMATS
 from mpcompare.report.report import report
 from mpcompare.streams import lasting
 
 
 @lasting()
+@ends_when_interrupted()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m mpcompare.report",

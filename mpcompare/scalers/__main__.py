@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mpcompare.errors import InputError, check_choice, check_number, check_whole, fails_on_input_errors, shortened
+from mpcompare.interrupt import ends_when_interrupted
 from mpcompare.report.formats import add_out, check_figure, save_figure
 from mpcompare.scalers import overflows
 from mpcompare.scalers.overflows import SHOWN, OverflowStep, power
@@ -18,6 +19,7 @@ WIDEST = 110  # characters: on a wider console a row's numbers would lie far fro
 
 
 @lasting()
+@ends_when_interrupted()
 @fails_on_input_errors()
 def main() -> None:
     args = _parser().parse_args()

@@ -27,8 +27,7 @@ class Training:
         check_whole("train.warmup_steps", self.warmup_steps, at_least=0)
         check_flag("train.deterministic", self.deterministic)
         check_flag("train.not_finite", self.not_finite)
-        if self.checkpoint_every is not None:
-            check_whole("train.checkpoint_every", self.checkpoint_every, at_least=1)
+        check_every("train.checkpoint_every", self.checkpoint_every)
 
     @property
     def last_step(self) -> int:

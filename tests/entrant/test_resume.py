@@ -479,7 +479,7 @@ def test_nothing_to_resume_from_is_one_line(left, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train": {"checkpoint_every": 0}}, "train.checkpoint_every=0: expected a whole number of at least 1"),
+        ({"train": {"checkpoint_every": 0}}, "checkpoint_every=0: expected a whole number of at least 1, or null"),
         ({"train": {"checkpoint_every": 1.5}}, "train.checkpoint_every=1.5: expected a whole number of at least 1"),
         ({"resume": {"older": "maybe"}}, "resume_older=maybe: expected true or false"),
     ],

@@ -181,7 +181,7 @@ tar -czf "$out/results.tar.gz" -C "$work" .
 for file in tables.txt machine.json roofline.png default/report/summary.csv; do
   [[ -f $work/$file ]] && cp "$work/$file" "$out/"
 done
-tail -c 8500 "$work/tables.txt" | tail -n +2 # whole lines of the most important tables
+tail -c 8500 "$work/tables.txt" # the most important tables
 echo
 cat "$out/suite.log"
 exit "$failed"

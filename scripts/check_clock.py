@@ -179,7 +179,7 @@ def kill(sweeps: int, overrides: list[str]) -> bool:
     for number in range(1, sweeps + 1):
         with tempfile.TemporaryDirectory() as name:
             process = sweep(Path(name), ["scratch", "amp", "fp32"], [*overrides, "measure.budget_s=5"])
-            while len(entrants_of(process.pid)) < 3:
+            while process.poll() is None and len(entrants_of(process.pid)) < 3:
                 time.sleep(0.05)
             after = random.uniform(0, 14)
             time.sleep(after)
@@ -207,7 +207,7 @@ def entrants_of(launcher: int) -> list[int]:
         said = command.read_text(errors="replace") if command.exists() else ""
         if "multiprocessing.forkserver" in said:
             found += children(child)
-        elif "resource_tracker" not in said:
+        elif "resource_tracker" not in said and "warden" not in said:
             found.append(child)
     return found
 

@@ -34,7 +34,7 @@ pitfalls() {
 
 footprint() {
   local tasks=(mnist_mlp recipe_mlp mnist_cnn cifar10_cnn text_lstm imdb_lstm char_gpt)
-  "$python" -m mpcompare.footprint gpt2 --out "$docs/footprint/gpt2.png" | grep -v '^Written' | sed 's/ *$//' \
+  "$python" -m mpcompare.footprint gpt2 --out "$docs/footprint/gpt2.png" | grep -v '^wrote' | sed 's/ *$//' \
     >"$docs/footprint/gpt2.txt"
   "$python" scripts/check_footprint.py "${tasks[@]}" >"$docs/footprint/measured_tasks.txt"
   "$python" scripts/check_footprint.py gpt2 --batch 1 --length 128 >"$docs/footprint/measured_gpt2.txt"
@@ -43,7 +43,7 @@ footprint() {
 scalers() {
   "$python" -m mpcompare.scalers ..x....xx.. --interval 4 | sed 's/ *$//' >"$docs/scalers/pattern.txt"
   "$python" -m mpcompare.scalers --thresholds docs/scalers/thresholds.txt --interval 50 \
-    --out "$docs/scalers/scalers.png" | grep -v '^[Ww]r' | sed 's/ *$//; /start  *end/,$!d' >"$docs/scalers/ends_with.txt"
+    --out "$docs/scalers/scalers.png" | grep -v '^wrote' | sed 's/ *$//; /start  *end/,$!d' >"$docs/scalers/ends_with.txt"
 }
 
 first_look() { # its table, the answers, and the line that names the page

@@ -1,13 +1,17 @@
 """The program that makes the kept files of the documents anew, in small sizes."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import docs_numbers
 import pytest
+from matplotlib.figure import Figure
 from support.command import SMALL
+
+from mpcompare.report.formats import save_figure
 
 SCRIPT = docs_numbers.ROOT / "scripts" / "docs_figures.sh"
 
@@ -30,6 +34,14 @@ def test_parts_are_made_anew_and_give_the_numbers_of_their_pages(tmp_path):
     page = (kept / "measuring.md").read_text()
     assert docs_numbers.written(page, tmp_path) != page
     assert {each.name for each in tmp_path.iterdir()} == {"pitfalls", "default"}
+
+
+def test_the_line_on_a_figure_is_kept_out_of_each_output(tmp_path, capsys):
+    save_figure(Figure(), tmp_path / "a.png")
+    patterns = re.findall(r"grep -v '(.*?)'", SCRIPT.read_text())
+    printed = capsys.readouterr().out
+    assert len(patterns) == 3
+    assert all(re.match(pattern, printed) for pattern in patterns)
 
 
 def test_an_unknown_part_is_said_in_one_line(tmp_path):

@@ -40,12 +40,13 @@ def main() -> None:
             loss = task.loss_fn(model(x), y)
         threshold = find(model, loss, threshold)
         for p in model.parameters():
-            p.grad.div_(threshold)
+            if p.grad is not None:  # frozen weights have none
+                p.grad.div_(threshold)
         clip_gradients(task, model.parameters())
         set_lr(optimizer, rates.now)
         optimizer.step()
         rates.count(False)
-        print(f"{threshold:.0f}", flush=True)
+        print(f"{threshold:.17g}", flush=True)
 
 
 def find(model: nn.Module, loss: Tensor, scale: float) -> float:

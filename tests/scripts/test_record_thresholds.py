@@ -8,6 +8,8 @@ from torch import nn
 
 from mpcompare.scalers.overflows import of_thresholds
 
+SMALL = ("data=digits", "task.batch_size=8", "task.model.hidden=[8]", "task.samples=16")
+
 
 @pytest.fixture
 def step():
@@ -37,9 +39,20 @@ def test_gradients_that_are_never_finite_end_the_program_with_one_line(step, cap
 
 
 def test_the_output_can_be_read_as_thresholds(monkeypatch, capsys, tmp_path):
-    small = ["data=digits", "task.batch_size=8", "task.model.hidden=[8]", "task.samples=16"]
-    monkeypatch.setattr("sys.argv", ["record_thresholds.py", "mnist_mlp", *small, "--steps", "3"])
+    monkeypatch.setattr("sys.argv", ["record_thresholds.py", "mnist_mlp", *SMALL, "--steps", "3"])
     record_thresholds.main()
     file = tmp_path / "thresholds.txt"
     file.write_text(capsys.readouterr().out)
     assert len(of_thresholds(file)) == 3
+
+
+def test_a_threshold_below_one_is_printed_and_a_frozen_weight_has_no_gradient(monkeypatch, capsys):
+    def find(model, loss, scale):
+        (loss * 0.5).backward()
+        next(model.parameters()).grad = None
+        return 0.5
+
+    monkeypatch.setattr(record_thresholds, "find", find)
+    monkeypatch.setattr("sys.argv", ["record_thresholds.py", "mnist_mlp", *SMALL, "--steps", "2"])
+    record_thresholds.main()
+    assert capsys.readouterr().out.splitlines()[1:] == ["0.5", "0.5"]

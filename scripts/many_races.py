@@ -41,7 +41,7 @@ def measured(folder: Path) -> tuple[float, float]:
     _, status, used = os.wait4(process, 0)
     if status:
         sys.exit(f"the report on {folder} ended with status {status}")
-    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6  # Linux says KiB
 
 
 def main() -> None:
@@ -50,6 +50,8 @@ def main() -> None:
     parser.add_argument("--races", type=int, nargs="+", default=[10, 30, 100, 1000])
     parser.add_argument("--write", type=Path, help="file of the table")
     asked = parser.parse_args()
+    if len({*asked.races[-2:]}) < 2:
+        parser.error("--races: expected two different numbers at the end, through which the line is drawn")
     lines = ["| races | CPU s | MB |", "|---|---|---|"]
     seen = []
     for races in asked.races:

@@ -200,6 +200,17 @@ def images(layer):
     )
 
 
+class Empty(nn.Linear):
+    """Has a parameter without numbers, as an adapter of rank 0 does."""
+
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH)
+        self.down, self.up = nn.Parameter(torch.empty(0, WIDTH)), nn.Parameter(torch.empty(WIDTH, 0))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
 class Quantized(nn.Linear):
     """Rounds its weight to steps that are coarser than 16 bits. Autocast casts the rounded weight."""
 
@@ -209,8 +220,8 @@ class Quantized(nn.Linear):
 
 @pytest.mark.parametrize(
     "make",
-    slow_after(3, [
-        OwnStatistics, Routed, OfObjects, Batched, lambda: Quantized(WIDTH, WIDTH), UnitRows, Layerdrop, Mixed,
+    slow_after(4, [
+        Empty, OwnStatistics, Routed, OfObjects, Batched, lambda: Quantized(WIDTH, WIDTH), UnitRows, Layerdrop, Mixed,
         lambda: nn.Sequential(CastBack(WIDTH), nn.GELU(), CastBack(WIDTH)),
         lambda: images(Depthwise()),
         lambda: images(Scaled(WIDTH, WIDTH, 7, padding=3, groups=WIDTH)),

@@ -167,6 +167,6 @@ def micro_batches(
 
 
 def largest(values: Tensor) -> float:
-    """Returns the largest value; inf where there is a NaN: ``max`` of Python's would pass over it."""
-    value = values.max().item()
+    """Returns the largest value, 0 of none; inf where there is a NaN: ``max`` of Python's would pass over it."""
+    value = values.max().item() if values.numel() else 0.0
     return math.inf if math.isnan(value) else value

@@ -82,7 +82,8 @@ def _longest_sum(model: nn.Module, calls: Sequence[Called], few: int, rows: int)
 def sums_with_weights(model: nn.Module) -> list[int]:
     """Returns for each weight the length of the longest sum with it. Forward sums over the inputs of a layer, and
     backward over its outputs. A weight may have its inputs first, as in x @ w."""
-    return [max(p[0].numel(), p[:, 0].numel()) if p.dim() > 1 else len(p) for p in model.parameters() if p.dim()]
+    some = [p for p in model.parameters() if p.dim() and p.numel()]
+    return [max(p[0].numel(), p[:, 0].numel()) if p.dim() > 1 else len(p) for p in some]
 
 
 def of_a_channel(module: nn.Module, output: Tensor) -> int:

@@ -14,7 +14,7 @@ CHUNK = 1 << 16  # elements at a time: a few float64 copies of so many elements 
 
 
 def chunks(*tensors: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, ...]]:
-    """Yields the tensors side by side, piece by piece, each of ``size`` elements at most.
+    """Yields the tensors side by side, piece by piece, each of ``size`` elements at most; nothing of empty tensors.
 
     A single tensor comes row by row. Several come column by column if the first of them lies so in memory, as the
     weights of a backend that transposes them do. What is asked of single elements does not depend on their order.
@@ -22,7 +22,9 @@ def chunks(*tensors: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, ...]]:
     if len(tensors) > 1 and tensors[0].dim() == 2 and tensors[0].t().is_contiguous():
         tensors = tuple(t.t() for t in tensors)
     rows = [t.reshape(-1) for t in tensors]
-    return zip(*(row.split(size) for row in rows), strict=True) if len(rows[0]) > size else iter([tuple(rows)])
+    if len(rows[0]) > size:
+        return zip(*(row.split(size) for row in rows), strict=True)
+    return iter([tuple(rows)] if any(len(row) for row in rows) else [])
 
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by their bytes
@@ -97,7 +99,7 @@ def total_norm(grads: Mapping[str, Tensor], norm_type: float) -> float:
     """
     # torch.linalg.vector_norm(g, dtype=torch.float64) takes seven times as long on a CPU
     norms = [torch.linalg.vector_norm(part.double(), norm_type) for g in grads.values() for (part,) in chunks(g)]
-    return torch.linalg.vector_norm(torch.stack(norms), norm_type).item()
+    return torch.linalg.vector_norm(torch.stack(norms), norm_type).item() if norms else 0.0
 
 
 def norm_of(grads: Mapping[str, Tensor]) -> float:

@@ -78,3 +78,14 @@ def test_one_number_of_many_moves_the_sum_of_bits(dtype):
     assert numerics.sum_of_bits(values.clone()) == before
     values[7, 11] *= 1 + 2.0**-7
     assert numerics.sum_of_bits(values) != before
+
+
+def test_empty_tensors_are_0():
+    empty = {"w": torch.empty(0, 3)}
+    assert numerics.total_norm(empty, math.inf) == numerics.total_norm(empty, 2.0) == 0
+    assert numerics.total_norm({**empty, "b": torch.tensor([3.0, -4.0])}, math.inf) == 4
+    assert numerics.distance(empty, empty) == numerics.finite_norm(empty) == 0
+    e = gradient_errors(empty, empty)["w"]
+    assert (e.error, e.norm, e.largest, e.elements) == (0, 0, 0, 0)
+    update = update_errors(Sgd(0.1).replay(), Seen(empty, empty, empty, 0.1), torch.bfloat16)["w"]
+    assert (update.excess, update.lost) == (0, 0)

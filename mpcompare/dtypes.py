@@ -20,6 +20,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
+def as_complex(dtype: torch.dtype, numbers: Tensor) -> torch.dtype:
+    """Returns the dtype of these numbers where real numbers have ``dtype``."""
+    return dtype.to_complex() if numbers.is_complex() else dtype
+
+
 def rounded_to(values: Tensor, format: Format) -> Tensor:
     """Returns ``values`` rounded to the nearest number of a format: halfway between two, to the one whose last bit is
     0; beyond the largest, to inf. Inf and NaN stay as they are.

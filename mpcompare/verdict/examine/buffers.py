@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.fingerprint import fingerprint
-from mpcompare.verdict.examine.numerics import short_share, sketch
+from mpcompare.verdict.examine.numerics import distance, numbers, short_share, sketch
 from mpcompare.verdict.judge.buffers import Buffer, Buffers
 
 
@@ -18,16 +17,22 @@ def buffers_of_backend(network: nn.Module, backend: Any) -> Buffers:
     return {
         name: _buffer(name, initial[name], b.detach())
         for name, b in backend.buffers().items()
-        if name in initial and not torch.equal(initial[name].double(), b.detach().to(initial[name].device).double())
+        if name in initial and _has_moved(initial[name], b.detach())
     }
+
+
+def _has_moved(initial: Tensor, b: Tensor) -> bool:
+    """Returns whether a buffer has other numbers than at first."""
+    return b.shape != initial.shape or distance({"": initial}, {"": b.to(initial.device)}) != 0
 
 
 def _buffer(name: str, initial: Tensor, b: Tensor) -> Buffer:
     """Returns a buffer as the findings have it: a whole number as it is, several whole numbers as a fingerprint, and
     other numbers as a sketch."""
     formats = dtype_name(b.dtype), dtype_name(initial.dtype)
-    if not initial.is_floating_point():
+    if not (initial.is_floating_point() or initial.is_complex()):
         value = f"{b.item():g}" if b.numel() == 1 else fingerprint({name: b.double().cpu()})
         return Buffer(*formats, whole=value, sketch=sketch({name: b})[name])
-    values = b[b != 0]
+    values = numbers(b)
+    values = values[values != 0]
     return Buffer(*formats, sketch=sketch({name: b})[name], elements=len(values), short=short_share(values))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mpcompare.clipping import factor_of_norm
 from mpcompare.tasks.optimizers import UpdateReplay
-from mpcompare.verdict.examine.numerics import SKETCH, chunks, spread, total_norm
+from mpcompare.verdict.examine.numerics import SKETCH, chunks, distance, spread, total_norm
 from mpcompare.verdict.examine.seen import Seen
 from mpcompare.verdict.examine.updates import by
 from mpcompare.verdict.judge.accumulation import MicroBatches
@@ -42,7 +42,7 @@ def gradient_error(grad: Tensor, exact: Tensor) -> GradientError:
     slope = product / norm2 if norm2 else 1.0
     transposed = None
     if grad.dim() == 2 and grad.shape[0] == grad.shape[1] > 1 and 100 * error2 > norm2:
-        transposed = (grad.t().double() - exact).norm().item()
+        transposed = distance({"": grad.t()}, {"": exact})
     return GradientError(
         error=math.sqrt(error2),
         norm=math.sqrt(norm2),

@@ -16,9 +16,12 @@ CHUNK = 1 << 16  # elements at a time: a few float64 copies of so many elements 
 def chunks(*tensors: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, ...]]:
     """Yields the tensors side by side, piece by piece, each of ``size`` elements at most; nothing of empty tensors.
 
-    A single tensor comes row by row. Several come column by column if the first of them lies so in memory, as the
-    weights of a backend that transposes them do. What is asked of single elements does not depend on their order.
+    Both parts of a complex number are elements. A single tensor comes row by row. Several come column by column if the
+    first of them lies so in memory, as the weights of a backend that transposes them do. What is asked of single
+    elements does not depend on their order.
     """
+    if any(t.is_complex() for t in tensors):  # a wrong tensor may be real where the right one is complex
+        tensors = tuple(numbers(t.to(torch.complex128)) for t in tensors)
     if len(tensors) > 1 and tensors[0].dim() == 2 and tensors[0].t().is_contiguous():
         tensors = tuple(t.t() for t in tensors)
     rows = [t.reshape(-1) for t in tensors]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.contract import Batches
+from mpcompare.dtypes import as_complex
 from mpcompare.instruments import heap
 from mpcompare.precision import FORMATS, Precision
 from mpcompare.tasks.batch import Batch
@@ -92,7 +93,7 @@ def exact_step(
         count: whether exponents are counted.
         dtype: fp32 where orders of magnitude are all that is asked for.
     """
-    network = rounded(model, precision).to(dtype)
+    network = rounded(model, precision, dtype)
     heap.trim()  # the gradients do not fit where the copy in fp32 was
     batches = [rounded_batch(x, y, precision, dtype) for x, y in batches]
     x, y = batches[0]
@@ -115,7 +116,7 @@ def exact_step(
     return Exact(
         loss=tally.loss,
         grads=tally.grads,
-        buffers={name: b.detach().to(dtype) for name, b in network.named_buffers()},
+        buffers={name: b.detach().to(as_complex(dtype, b)) for name, b in network.named_buffers()},
         loss_noise=precision.unit_roundoff * math.sqrt(tally.squares / 3),
         exponents=tally.counts,
         order=tally.order,

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mpcompare.dtypes import rounded_to
+from mpcompare.dtypes import as_complex, rounded_to
 from mpcompare.precision import Precision
 from mpcompare.tasks.batch import each
 from mpcompare.tasks.copies import copy_of
@@ -22,12 +22,14 @@ def rounded_batch(x: Any, y: Any, precision: Precision, dtype: torch.dtype) -> t
     return x, y.to(dtype) if y.is_floating_point() else y
 
 
-def rounded(model: nn.Module, precision: Precision) -> nn.Module:
-    """Returns a copy of ``model`` whose multiplied weights are rounded to the precision, in fp32."""
+def rounded(model: nn.Module, precision: Precision, dtype: torch.dtype) -> nn.Module:
+    """Returns a copy of ``model`` in ``dtype``, whose multiplied weights are rounded to the precision. Complex buffers
+    keep both of their parts, which ``model.to(dtype)`` drops."""
     model = copy_of(model)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, MULTIPLY):
                 for p in module.parameters(recurse=False):
                     p.copy_(rounded_to(p, precision.weight))
+    model._apply(lambda t: t.to(as_complex(dtype, t)) if t.is_floating_point() or t.is_complex() else t)
     return widened(model)

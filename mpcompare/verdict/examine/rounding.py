@@ -43,7 +43,7 @@ def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision
     ``numerics.SKETCH`` dimensions are told apart. Where they are many, the length of the error varies little.
     """
     fine = precision.unit_roundoff > FORMATS["fp32"].unit_roundoff  # fp32 arithmetic shows errors of u
-    network = rounded(model, precision).to(dtype := torch.float32 if fine else torch.float64)
+    network = rounded(model, precision, dtype := torch.float32 if fine else torch.float64)
     batches = [rounded_batch(x, y, precision, dtype) for x, y in batches]
     batches, share = _some_rows(network, loss_fn, batches)
     # A loss scale keeps gradients in fp16's range. A backend that shows no layers may round a product before the bias.
@@ -128,7 +128,7 @@ class _Step:
                     found[name] = found[name] + p.grad if name in found else p.grad
             network.zero_grad(set_to_none=True)
         found = {name: found[name] if name in found else torch.zeros_like(p) for name, p in self.named.items()}
-        found |= {name: b.clone() for name, b in network.named_buffers() if b.is_floating_point()}
+        found |= {name: b.clone() for name, b in network.named_buffers() if b.is_floating_point() or b.is_complex()}
         put_buffers(network, state)
         return found
 

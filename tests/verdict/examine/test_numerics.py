@@ -89,3 +89,15 @@ def test_empty_tensors_are_0():
     assert (e.error, e.norm, e.largest, e.elements) == (0, 0, 0, 0)
     update = update_errors(Sgd(0.1).replay(), Seen(empty, empty, empty, 0.1), torch.bfloat16)["w"]
     assert (update.excess, update.lost) == (0, 0)
+
+
+def test_both_parts_of_complex_numbers_count():
+    right = {"f": torch.tensor([[1 + 2j, 3 - 4j], [0.5j, 2]])}
+    conjugate, real = ({"f": right["f"].conj()}, {"f": right["f"].real})
+    assert numerics.distance(right, right) == 0
+    assert numerics.distance(right, conjugate) == pytest.approx(math.sqrt(16 + 64 + 1))
+    assert numerics.distance(right, real) == numerics.distance(real, right) == pytest.approx(math.sqrt(20.25))
+    assert numerics.total_norm(right, 2.0) == numerics.finite_norm(right) == pytest.approx(math.sqrt(34.25))
+    e = gradient_errors(conjugate, right)["f"]
+    assert (e.error, e.largest, e.elements) == (pytest.approx(9), 4, 6)
+    assert e.transposed == pytest.approx(numerics.distance(right, {"f": right["f"].mH}))

@@ -147,3 +147,31 @@ def test_a_frozen_body_is_rounded_like_all_else():
     assert set(found) == trained
     assert all(found[name].error == pytest.approx(known[name].error) for name in trained)
     assert not any(p.requires_grad for p in frozen[:3].parameters())
+
+
+class Rotary(nn.Module):
+    """Turns pairs of numbers by a table of complex numbers, and keeps the mean of the pairs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("turns", torch.polar(torch.ones(4), torch.arange(1.0, 5.0)))
+        self.register_buffer("mean", torch.ones(4, dtype=torch.complex64))
+
+    def forward(self, x):
+        pairs = torch.view_as_complex(self.linear(x).float().unflatten(-1, (4, 2)))
+        self.mean.lerp_(pairs.detach().mean(0), 0.1)
+        return torch.view_as_real(pairs * self.turns).flatten(-2).tanh()
+
+
+def test_complex_buffers_keep_both_of_their_parts():
+    torch.manual_seed(0)
+    network, batch = Rotary(), (torch.randn(16, 8), torch.randn(16, 8))
+    exact = exact_step(copy.deepcopy(network), F.mse_loss, [batch], PRECISIONS["fp32"])
+    F.mse_loss(network(batch[0]), batch[1]).backward()
+    errors = gradient_errors({name: p.grad for name, p in network.named_parameters()}, exact.grads)
+    errors |= gradient_errors(dict(network.named_buffers()), exact.buffers)
+    assert max(map(relative_error, errors.values())) < 1e-6
+    assert exact.buffers["mean"].dtype is torch.complex128
+    once = rounding_errors(Rotary(), F.mse_loss, [batch], PRECISIONS["bf16"])
+    assert 1e-5 < once["mean"].error / errors["mean"].norm < 1e-3

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.contract import Batches
+from mpcompare.dtypes import as_complex
 from mpcompare.instruments import fp32_products
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
@@ -31,7 +32,7 @@ from mpcompare.verdict.examine.forced.own_products import halves_within
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, factor_of, rows_of
-from mpcompare.verdict.examine.forced.weights import as_complex, backward
+from mpcompare.verdict.examine.forced.weights import backward
 from mpcompare.verdict.examine.numerics import in_part, numbers
 from mpcompare.verdict.examine.parts_of_batch import shares_of
 from mpcompare.verdict.examine.unseen import Unseen

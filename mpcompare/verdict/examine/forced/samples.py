@@ -21,6 +21,7 @@ from mpcompare.verdict.examine.forced.random_numbers import OtherPathError
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.forced.replay import Recorded, Replay
 from mpcompare.verdict.examine.forced.roundings import in_operations
+from mpcompare.verdict.examine.numerics import numbers
 from mpcompare.verdict.examine.unseen import Unseen
 
 SAMPLES, MOST = 4, 12  # samples of roundings: more than a few if roundings are a large part of a tensor
@@ -102,10 +103,10 @@ def take_samples(recorded: Recorded, errors: Errors, known: KnownLayers, storage
 
 
 def statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:
-    """Yields the buffers of real numbers as a replay leaves them, such as the running statistics of norms. A sparse
+    """Yields the real numbers of buffers as a replay leaves them, such as the running statistics of norms. A sparse
     buffer holds none: it is a matrix that the network multiplies by."""
     dense = ((name, b) for name, b in replay.network.named_buffers() if b.layout is torch.strided)
-    yield from ((name, b) for name, b in dense if b.is_floating_point())
+    yield from ((name, numbers(b)) for name, b in dense if b.is_floating_point() or b.is_complex())
 
 
 def _norms_in(recorded: Recorded) -> tuple[set[str], set[str]]:

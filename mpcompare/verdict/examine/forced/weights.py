@@ -15,7 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from mpcompare.dtypes import HALF
+from mpcompare.dtypes import HALF, as_complex
 from mpcompare.tasks.functions import PRODUCTS
 from mpcompare.tasks.task import Params, sharing_parameters
 from mpcompare.verdict.examine.forced.choices import Choosing, Line, in_backward, line_of_the_network
@@ -146,19 +146,14 @@ def backward(ends: Sequence[Tensor], gradients: Sequence[Tensor | None], retains
     torch.autograd.backward(list(map(get_gradient_edge, ends)), given, retain_graph=retains)
 
 
-def as_complex(dtype: torch.dtype, numbers: Tensor) -> torch.dtype:
-    """Returns the dtype of these numbers where real numbers have ``dtype``."""
-    return dtype.to_complex() if numbers.is_complex() else dtype
-
-
 def in_dtype(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Returns a network with the same parameters, and with copies of the buffers. Buffers of real numbers are in this
     dtype."""
     copied = sharing_parameters(network)
     for module in copied.modules():
         for name, b in module._buffers.items():
-            if b is not None and b.is_floating_point():
-                module._buffers[name] = b.to(dtype)
+            if b is not None and (b.is_floating_point() or b.is_complex()):
+                module._buffers[name] = b.to(as_complex(dtype, b))
     return copied
 
 

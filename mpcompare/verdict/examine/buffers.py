@@ -22,17 +22,19 @@ def buffers_of_backend(network: nn.Module, backend: Any) -> Buffers:
 
 
 def _has_moved(initial: Tensor, b: Tensor) -> bool:
-    """Returns whether a buffer has other numbers than at first."""
+    """Returns whether a buffer has other numbers than at first. NaN in the place of NaN is the same."""
     return b.shape != initial.shape or distance({"": initial}, {"": b.to(initial.device)}) != 0
 
 
 def _buffer(name: str, initial: Tensor, b: Tensor) -> Buffer:
     """Returns a buffer as the findings have it: a whole number as it is, several whole numbers as a fingerprint, and
-    other numbers as a sketch."""
+    other numbers as a sketch. Infinite numbers and NaN count as 0 where the network has no finite number at first, as a
+    history that is filled slot by slot."""
     formats = dtype_name(b.dtype), dtype_name(initial.dtype)
     if not (initial.is_floating_point() or initial.is_complex()):
         value = f"{b.item():g}" if b.numel() == 1 else fingerprint({name: b.double().cpu()})
         return Buffer(*formats, whole=value, sketch=sketch({name: b})[name])
-    values = numbers(b)
-    values = values[values != 0]
-    return Buffer(*formats, sketch=sketch({name: b})[name], elements=len(values), short=short_share(values))
+    first, b = numbers(initial).to(b.device), numbers(b)
+    counts = b.isfinite() if first.shape != b.shape else b.isfinite() | first.isfinite()
+    values, found = b[counts & (b != 0)], sketch({name: b.masked_fill(~counts, 0)})[name]
+    return Buffer(*formats, sketch=found, elements=len(values), short=short_share(values))

@@ -53,12 +53,14 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """Returns the norm of ``a - b``, of all tensors as one vector, in float64. Equal numbers are 0 apart, and so are
-    equal infinite numbers, such as a mask that is a buffer has."""
+    equal infinite numbers, such as a mask that is a buffer has, and two NaN."""
 
     def square(x: Tensor, y: Tensor) -> float:
         apart = x.double() - y.double()
         total = torch.dot(apart, apart).item()
-        return total if math.isfinite(total) else apart.masked_fill_(x == y, 0).square_().sum().item()
+        if math.isfinite(total):
+            return total
+        return apart.masked_fill_((x == y) | (x.isnan() & y.isnan()), 0).square_().sum().item()
 
     return math.sqrt(sum(square(x, y) for name in a for x, y in chunks(a[name], b[name])))
 

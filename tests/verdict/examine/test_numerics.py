@@ -101,3 +101,11 @@ def test_both_parts_of_complex_numbers_count():
     e = gradient_errors(conjugate, right)["f"]
     assert (e.error, e.largest, e.elements) == (pytest.approx(9), 4, 6)
     assert e.transposed == pytest.approx(numerics.distance(right, {"f": right["f"].mH}))
+
+
+def test_what_is_not_finite_in_both_is_equal():
+    mask = {"m": torch.tensor([math.nan, math.inf, -math.inf, 1.0])}
+    assert numerics.distance(mask, mask) == 0
+    assert numerics.distance(mask, {"m": torch.tensor([math.nan, math.inf, -math.inf, 3.0])}) == 2
+    assert math.isnan(numerics.distance(mask, {"m": torch.tensor([0.0, math.inf, -math.inf, 1.0])}))
+    assert numerics.distance(mask, {"m": torch.tensor([math.nan, math.inf, math.inf, 1.0])}) == math.inf

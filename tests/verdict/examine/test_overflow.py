@@ -1,11 +1,14 @@
 """The pass that makes gradients overflow, on a backend that is right."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
+import torch
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
 from support.tasks import make_task
+from torch import nn
 
 from mpcompare.loss_scale import DynamicLossScale, StaticLossScale
 from mpcompare.verdict.examine import overflow
@@ -28,6 +31,18 @@ def test_an_overflow_is_skipped_and_what_follows_is_right():
     assert {name: e.error for name, e in run.findings.overflow.gradients.items()} == dict.fromkeys(
         run.findings.first.gradients, 0.0
     )  # the gradients of a new backend at the same weights and scale, bit for bit
+
+
+def test_no_infinite_input_is_given_to_a_network_that_asserts_finite_ones():
+    class Asserts(nn.Linear):
+        def forward(self, x):
+            assert x.isfinite().all()
+            return super().forward(x)
+
+    batch = [(torch.ones(4, 2), torch.zeros(4))]
+    assert overflow._infinite(SimpleNamespace(network=lambda: Asserts(2, 1)), batch) is None
+    (x, _), *_ = overflow._infinite(SimpleNamespace(network=lambda: nn.Linear(2, 1)), batch)
+    assert x.isinf().all()
 
 
 @pytest.mark.parametrize("largest", [3e-9, 0.02, 1.0, 1234.5])

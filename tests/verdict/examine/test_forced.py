@@ -449,6 +449,20 @@ def test_layers_that_need_no_gradient_round_what_they_store():
         assert 0.5 * place.error < place.rounding < 2.0**-8 * place.norm
 
 
+def test_a_layer_may_say_by_a_property_that_it_writes_nothing():
+    class Activation(nn.Module):
+        inplace = property(lambda self: False)
+
+        def forward(self, x):
+            return F.gelu(x)
+
+    def make():
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 8), Activation(), nn.Linear(8, 10))
+
+    first = layers_of(subject_of(Network("property", "here", make, gray), "bf16", Amp), "amp").findings.replays["first"]
+    assert first.places["output 2"].error <= 2.0**-8 * first.places["output 2"].norm
+
+
 class Faint(nn.Module):
     """Positions that no layer owns. Their gradients are the last digit of fp16 at a loss scale of 65536."""
 

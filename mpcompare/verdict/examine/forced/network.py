@@ -1,7 +1,7 @@
 """A network whose layers pass on what a step had there, and not what they compute."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,7 +92,8 @@ class ForcedNetwork:
             # A layer that writes into its input would write into the record, so it shall not. A dropout in place draws
             # by another operator than a plain dropout, so it stays in place, and gets a copy.
             if hasattr(module, "inplace") and not (isinstance(module, DROPOUT) and name in self.record.calls):
-                module.inplace = False
+                with suppress(AttributeError):  # it may be a property that nobody can write
+                    module.inplace = False
             if name in self.record.calls:
                 originals[module], hooks[module] = module.forward, HooksWithin(module)
                 module.forward = self._forced(name, module, hooks[module])

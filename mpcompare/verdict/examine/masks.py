@@ -106,7 +106,7 @@ def _exact_samples(subject: Subject) -> dict[str, Any]:
         network.zero_grad(set_to_none=True)
         put_buffers(network, before)
         if number in MEAN:
-            direction = {name: g / len(MEAN) + direction.get(name, 0) for name, g in grads.items()}
+            direction |= {name: g / len(MEAN) + direction.get(name, 0) for name, g in grads.items()}
         else:
             losses.append(loss)
             slopes.append(_slope(grads, direction))
@@ -114,8 +114,9 @@ def _exact_samples(subject: Subject) -> dict[str, Any]:
 
 
 def _slope(grads: Params, direction: Params) -> float:
-    """Returns the number that times ``direction`` is closest to ``grads``; NaN where some are missing."""
-    if not set(direction) <= set(grads):
+    """Returns the number that times ``direction`` is closest to ``grads``; NaN where none are shown. A gradient that is
+    missing is 0, as of a layer that a step leaves out."""
+    if not grads:
         return math.nan
-    along = sum((grads[name].double() * d.double()).sum().item() for name, d in direction.items())
+    along = sum((grads[name].double() * d.double()).sum().item() for name, d in direction.items() if name in grads)
     return along / sum(d.double().square().sum().item() for d in direction.values())

@@ -1,5 +1,6 @@
 """The masks of a backend: the oracle's masks, or others, of which the verdict says what it can."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.data.generated import synthetic
 from mpcompare.tasks.draws import MaskedDropout
 from mpcompare.tasks.losses import MaskedCrossEntropy
-from mpcompare.verdict.examine.masks import _exact_samples
+from mpcompare.verdict.examine.masks import _exact_samples, _slope
 from mpcompare.verdict.judge.masks import Masks
 
 
@@ -79,6 +80,30 @@ def test_the_network_weighs_micro_batches_by_their_labels():
     )
     assert parts["losses"] == pytest.approx(whole["losses"], rel=1e-6)
     torch.testing.assert_close(parts["direction"], whole["direction"])
+
+
+def test_a_layer_that_some_steps_leave_out_has_a_part_in_the_mean_gradient():
+    class Layerdrop(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.last = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3)), torch.nn.Linear(4, 1)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x).tanh() if torch.rand(()) < 0.5 else x
+            return self.last(x)
+
+    torch.manual_seed(0)
+    network, batch = Layerdrop(), [(torch.randn(32, 4), torch.randn(32, 1))]
+    subject = SimpleNamespace(network=lambda: network, task=make_task(loss="mse"), first_batch=batch)
+    found = _exact_samples(subject)
+    assert set(found["direction"]) == {name for name, _ in network.named_parameters()}
+    assert sum(found["slopes"]) / 8 == pytest.approx(1, abs=0.2)
+    half = {name: g / 2 for name, g in found["direction"].items()}
+    assert _slope(half, found["direction"]) == pytest.approx(0.5)
+    del half["last.weight"]
+    assert 0 < _slope(half, found["direction"]) < 0.5
+    assert math.isnan(_slope({}, found["direction"]))
 
 
 @pytest.mark.slow

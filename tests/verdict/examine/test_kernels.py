@@ -1,5 +1,7 @@
 """A norm whose gradient torch's own kernel sums in 16 bits. This gradient is right, and so is the exact gradient."""
 
+import copy
+
 import pytest
 import torch
 from support.foreign import Network, images
@@ -7,6 +9,8 @@ from support.mutations import MUTATIONS, Mutated, layers_of, subject_of
 from torch import nn
 
 from mpcompare.backends.amp import Amp
+from mpcompare.verdict.examine.forced.kernels import of_kernels
+from mpcompare.verdict.examine.forced.recorder import recorded
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.layers import checks, doubt
 from mpcompare.verdict.judge.limits import K
@@ -76,3 +80,15 @@ def test_another_gradient_is_wrong_even_if_it_is_no_further_off(mutation, amp):
     place = "norm.bias" if mutation.spoil else "norm"
     run = examined(lambda *args: Mutated(*args, mutation=mutation, place=place))
     assert any(not check.passed and "norm" in check.because for check in checks(Case(run, amp)))
+
+
+def test_a_norm_that_is_the_whole_network_has_names_without_a_layer():
+    torch.manual_seed(0)
+    network, x = nn.BatchNorm1d(4), torch.randn(8, 4)
+    stepped = copy.deepcopy(network)
+    with recorded(stepped) as record:
+        stepped(x).square().sum().backward()
+    made = of_kernels(network, record, dict(stepped.named_buffers()), of={"weight"})
+    assert made.layers == {""}
+    assert torch.equal(made.grads["weight"], stepped.weight.grad)
+    assert made.alike == {"output ", *(f"buffer {name}" for name, _ in network.named_buffers())}

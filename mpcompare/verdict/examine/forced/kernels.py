@@ -64,7 +64,7 @@ def of_kernels(
         module = network.get_submodule(layer) if layer != OUTPUT else None
         if not calls or module is None or not (isinstance(module, products) or stays_in_fp32(module)):
             continue
-        if of is not None and not any(f"{layer}.{name}" in of for name, _ in module.named_parameters()):
+        if of is not None and not any(name in of for name, _ in module.named_parameters(prefix=layer)):
             continue
         before = {name: b.clone() for name, b in module.named_buffers()}
         is_measure = is_torchs(module) or _calls_torchs_norm(module, calls[0])
@@ -79,8 +79,8 @@ def of_kernels(
             made.grads = grads
             if all(alike) and stays_in_fp32(module):
                 made.alike.add(f"output {layer}")
-            full = {f"{layer}.{name}": b for name, b in module.named_buffers()}
-            made.alike |= {f"buffer {name}" for name, b in full.items() if name in after and same_bits(b, after[name])}
+            full = module.named_buffers(prefix=layer)
+            made.alike |= {f"buffer {name}" for name, b in full if name in after and same_bits(b, after[name])}
         put_buffers(module, before)
     return made
 

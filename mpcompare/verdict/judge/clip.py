@@ -119,5 +119,5 @@ def clip_mistake(factor: float, run: Examined, drive: Drive, step: Gradients) ->
 
 
 def scales(drive: Drive) -> list[float]:
-    """Returns the loss scales of the steps, but 1."""
-    return sorted({step.loss_scale for step in drive.steps} - {1.0})
+    """Returns the loss scales of the steps, but 1, and 0, by which nothing was multiplied or divided."""
+    return sorted({step.loss_scale for step in drive.steps} - {0.0, 1.0})

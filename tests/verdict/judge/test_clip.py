@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from mpcompare.verdict.judge.clip import clip_mistake, norm_error
+from mpcompare.verdict.judge.clip import clip_mistake, norm_error, scales
 from mpcompare.verdict.judge.drive import Clip, Gradients
 from mpcompare.verdict.judge.errors import GradientError
 
@@ -39,3 +39,10 @@ def test_of_a_usual_norm_and_a_power_of_two_the_nearer_one_is_the_reason():
     assert clause(0.5, 1.99) == ""  # halved, and a norm of 0.995
     assert clause(0.3, 3.0) == ""
     assert clause(2.0, 0.5) == ""
+
+
+def test_nobody_divides_by_a_loss_scale_of_0():
+    assert scales(SimpleNamespace(steps=[SimpleNamespace(loss_scale=s) for s in (0.0, 8.0, 1.0, 2.0, 8.0)])) == [
+        2.0,
+        8.0,
+    ]

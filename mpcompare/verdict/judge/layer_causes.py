@@ -30,7 +30,8 @@ def explained(case: Case, run: Layers, excess: Mapping[str, float], where: str) 
     failed = list(excess)
     forward = [at for at in failed if at.startswith(("input ", "output "))]
     backward = [at for at in failed if at.startswith("gradient ")]
-    of_forward, of_backward = (max((excess[at] for at in some), default=0.0) for some in (forward, backward))
+    sizes = {at: math.inf if math.isnan(size) else size for at, size in excess.items()}
+    of_forward, of_backward = (max((sizes[at] for at in some), default=0.0) for some in (forward, backward))
     if of_backward > APART * of_forward:
         forward = []
     at = (forward or backward or failed)[0]

@@ -114,7 +114,7 @@ def not_flagged(case: Case, seen: Sequence[str]) -> list[str]:
 def _judged(case: Case, name: str, spoil: Callable[[GradientError], GradientError]) -> Checks:
     """Yields the checks of the first step with one gradient spoilt."""
     findings = case.run.findings
-    if shown := findings.replays.get("first"):
+    if (shown := findings.replays.get("first")) and shown.loss_is_replayed:
         own = shown.gradients | shown.of_kernels
         first = replace(shown, gradients={**own, name: spoil(known(own[name]))}, of_kernels={})
         run = replace(case.run, findings=replace(findings, replays={**findings.replays, "first": first}))

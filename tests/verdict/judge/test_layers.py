@@ -14,6 +14,7 @@ from torch import nn
 from mpcompare.backends.amp import Amp
 from mpcompare.report.verdicts import examined_of, judge_run
 from mpcompare.verdict.judge.check import Case
+from mpcompare.verdict.judge.layer_causes import explained
 from mpcompare.verdict.judge.layers import checks as layer_checks
 from mpcompare.verdict.judge.layers import doubt
 from mpcompare.verdict.judge.replayed import WHERE, said_of
@@ -76,6 +77,14 @@ def test_a_place_whose_error_is_no_number_fails_wherever_it_stands(amp):
         failed = [check for check in layer_checks(Case(run, reference)) if not check.passed]
         assert [check.place for check in failed] == [said_of(at, WHERE["first"])]
         assert doubt(run).startswith(f"{failed[0].place} is itself nan % off")
+
+
+def test_nan_in_backward_is_far_more_wrong_than_a_forward_that_rounds_a_little_more(amp):
+    case, first = Case(examined_of(amp), examined_of(amp)), amp.findings.replays["first"]
+    for size, named in ((9.0, "the output of 0"), (math.nan, "the gradient that arrives at 2")):
+        excess = {"output 0": 3.0, "gradient 2": size, "gradient 0": 5.0}
+        _, because, _ = explained(case, first, excess, WHERE["first"])
+        assert because.startswith(f"{named} in the first step is")
 
 
 class Halves(torch.autograd.Function):
@@ -221,6 +230,15 @@ def test_errors_that_are_planted_into_the_findings_are_flagged(amp, monkeypatch)
     verdict = judge_run(run, amp)
     assert (verdict.word, verdict.cause) == ("not seen", "planted errors")
     assert words in verdict.because
+
+
+def test_errors_are_planted_where_the_gradients_are_judged(amp):
+    rounding = amp.findings.replays["first"].rounding
+    coarse = {name: replace(e, error=1000 * e.error) for name, e in rounding.items()}
+    run = with_first(replace(amp, name="run"), rounding=coarse, loss_is_replayed=False)
+    run = replace(run, findings=replace(run.findings, rounding=rounding))  # the oracle judges the gradients
+    seen = sight(Case(examined_of(run), examined_of(amp)))
+    assert (seen.unseen, seen.not_flagged) == ([], [])
 
 
 def test_a_reference_whose_own_error_is_large_is_named(amp):

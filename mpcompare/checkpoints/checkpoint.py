@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mpcompare.errors import check_whole
+from mpcompare.errors import InputError, check_whole
 from mpcompare.records import finite, numbers
 from mpcompare.typed import check_type
 
@@ -33,12 +33,14 @@ class Checkpoint:
 
 def take_apart(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Returns the tensors under ``GROUP/NAME``, and the rest, which names the groups and their members in order. Raises
-    ValueError where the state is none of the contract's: its unknown parts would be lost."""
+    InputError where the state is none of the contract's: its unknown parts would be lost."""
     state = checkpoint.state
     if {*state, "generators"} != {"params", "buffers", "optimizer", "loss_scale", "generators"}:
-        raise ValueError(f"a state holds params, buffers, optimizer and loss_scale, this one {', '.join(state)}")
+        expected = "expected params, buffers, optimizer and loss_scale, and generators where there are any"
+        raise InputError("checkpoint of a state", ", ".join(state), expected)
     if kind := next((kind for kind in state["optimizer"] if "/" in kind), None):  # two names could be one path
-        raise ValueError(f"a kind of optimizer state is a word without '/', not {kind}")
+        raise InputError("checkpoint of a kind of optimizer state", kind, "expected a word without '/'")
+    check_type("checkpoint of loss_scale", dict(state["loss_scale"]), dict[str, float])
     members: dict[str, Mapping[str, Tensor]] = {
         "params": state["params"],
         "buffers": state["buffers"],

@@ -42,7 +42,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
 
     Raises:
         OSError, SafetensorError: they cannot be written; the folder holds no checkpoint then.
-        ValueError: a tensor cannot be held, or the state is none of the contract's.
+        InputError: a tensor cannot be held, or the state is none of the contract's.
     """
     tensors, rest = take_apart(checkpoint)
     file = folder / TENSORS

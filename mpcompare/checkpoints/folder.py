@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -132,7 +133,8 @@ def _step(path: Path) -> int:
 def _tidy(folder: Path) -> None:
     """Removes the remains of a killed save."""
     for leftover in folder.glob(".step-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        with suppress(OSError):
+            _remove(leftover)
     for replaced in folder.glob(f"step-*{REPLACED}"):
         if (path := replaced.with_name(replaced.name.removesuffix(REPLACED))).exists():
             _delete(replaced)
@@ -145,6 +147,14 @@ def _delete(path: Path) -> None:
     doomed = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
     try:
         path.rename(doomed)
-        shutil.rmtree(doomed)
+        _remove(doomed)
     except OSError as error:
         log.warning(f"cannot delete the old checkpoint {path} ({error.strerror})")
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder, or a file that somebody put in its place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

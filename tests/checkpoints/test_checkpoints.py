@@ -174,10 +174,12 @@ def test_the_same_state_has_the_same_bytes(tmp_path):
 def test_a_state_that_would_lose_something_is_not_saved(tmp_path):
     save(tmp_path, checkpoint(2))
     state = checkpoint().state
-    with pytest.raises(ValueError, match="this one params, buffers, optimizer, loss_scale, more"):
+    with pytest.raises(InputError, match="state=params, buffers, optimizer, loss_scale, more: expected params, "):
         save(tmp_path, checkpoint(state={**state, "more": {}}))
-    with pytest.raises(ValueError, match="without '/', not a/b"):
+    with pytest.raises(InputError, match="state=a/b: expected a word without '/'"):
         save(tmp_path, checkpoint(state={**state, "optimizer": {"a/b": {}}}))
+    with pytest.raises(InputError, match="checkpoint of loss_scale.scale=tensor.2..: expected a number"):
+        save(tmp_path, checkpoint(state={**state, "loss_scale": {"scale": torch.tensor(2.0)}}))
     for tensor in (torch.zeros(2, dtype=torch.complex128), torch.eye(2).to_sparse()):
         with pytest.raises(InputError, match="checkpoint of buffers/x=.*: safetensors cannot hold it"):
             save(tmp_path, checkpoint(state={**state, "buffers": {"x": tensor}}))
@@ -347,6 +349,8 @@ def test_what_a_killed_save_left_is_removed(tmp_path):
     shutil.copytree(tmp_path / "step-000001", tmp_path / ".step-000002-abcd")
     (tmp_path / ".step-000002-abcd" / CONTENT).unlink()
     (tmp_path / "step-000001").rename(tmp_path / "step-000001.replaced")
+    (tmp_path / ".step-000003-abcd").write_text("a file")
+    (tmp_path / "step-000000").write_text("a file")
     (tmp_path / "notes").mkdir()
     assert load(tmp_path).step == 1
     save(tmp_path, checkpoint(2))

@@ -12,6 +12,7 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.new_step import compared, gradients_of
 from mpcompare.verdict.examine.oracle import Exact
@@ -29,7 +30,9 @@ class _Taken:
     params: Stored  # the parameters between the two steps
     step: Exact  # loss and gradients of the second step
     loss_scale: float  # the loss scale after the second step
-    ends: Params  # some elements of parameters and buffers after the second step
+    # ends, buffers: some elements of parameters, and of buffers, after the second step
+    ends: Params
+    buffers: Params
     updates: int  # 1 if the first step was an update, else 0
     lr: float  # the learning rate of the second step
 
@@ -60,11 +63,12 @@ def resume(subject: Subject) -> Reload:
     return Reload(
         step=gradients,
         next_scale=NextScale(float(loaded.loss_scale()), first.loss_scale),
-        error=numerics.distance(first.ends, _weights_of(loaded)),
+        error=numerics.distance(first.ends, numerics.spreads(loaded.master_params())),
         norm=numerics.distance(numerics.spreads(first.params), first.ends),
         weights=numerics.finite_norm(first.ends),
         lost=lost,
         update=update,
+        buffers=gradient_errors(numerics.spreads(loaded.buffers()), first.buffers),
     )
 
 
@@ -79,12 +83,8 @@ def _two_steps(subject: Subject, scaling: LossScale) -> _Taken:
     loss, grads = gradients_of(walk)
     step = Exact(loss, Stored(grads))
     walk.finish()
-    return _Taken(state, params, step, float(backend.loss_scale()), _weights_of(backend), updates, lr)
-
-
-def _weights_of(backend: Any) -> Params:
-    """Returns some elements of the parameters and buffers of a backend."""
-    return numerics.spreads({**backend.master_params(), **backend.buffers()})
+    ends, buffers = map(numerics.spreads, (backend.master_params(), backend.buffers()))
+    return _Taken(state, params, step, float(backend.loss_scale()), ends, buffers, updates, lr)
 
 
 def lost_entries(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:

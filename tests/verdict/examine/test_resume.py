@@ -7,12 +7,15 @@ import pytest
 import torch
 from support.judging import dataset_of, examined
 from support.tasks import make_task
+from torch import nn
 
 from mpcompare.backends.fp32 import Fp32
-from mpcompare.report.verdicts import judge_run
+from mpcompare.report.verdicts import examined_of, judge_run
 from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.resume import lost_entries
+from mpcompare.verdict.judge import resume
+from mpcompare.verdict.judge.check import Case
 
 
 def test_what_a_state_lost_is_listed():
@@ -78,6 +81,45 @@ def test_sums_in_another_order_are_not_held_against_a_reload_in_fp32(optimizer):
     verdict, weights = judged(ForgetsAStep)
     assert weights.value > 100 * weights.limit
     assert (verdict.word, verdict.cause) == ("differs", "resume")
+
+
+class Large(nn.Module):
+    """Counts its rows in a buffer that is far larger than its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(20, 5)
+        self.register_buffer("rows", torch.full((1000,), 1e6))
+
+    def forward(self, x):
+        self.rows += len(x)
+        return self.linear(x)
+
+
+class OffAfterALoad(Fp32):
+    """Doubles a weight, or a number of a buffer, after a load."""
+
+    part = "linear.bias"
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.loaded = True
+
+    def step(self, lr):
+        super().step(lr)
+        if getattr(self, "loaded", False):
+            {**self.master_params(), **self.buffers()}[self.part][0] *= 2
+
+
+def test_a_large_buffer_hides_no_wrong_weight_and_is_compared_itself():
+    task, data = replace(make_task(), model=Large), dataset_of(make_task())
+    fp32 = examined("fp32", Fp32, task, data, "fp32", steps=2)
+    assert fp32.findings.resume.weights < 10
+    for part, name in (("linear.bias", "weights after a reload"), ("rows", "buffer a step after a reload, rows")):
+        run = examined("run", type("Off", (OffAfterALoad,), {"part": part}), task, data, "fp32", steps=2)
+        found = {check.name: check for check in resume.checks(Case(examined_of(run), examined_of(fp32)))}
+        assert [each for each in found if "step" in each or "weights" in each if not found[each].passed] == [name]
+        assert found[name].cause == "resume"
 
 
 def test_a_mask_of_minus_infinity_is_no_distance():

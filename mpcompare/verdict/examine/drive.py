@@ -99,12 +99,6 @@ class Driver:
             self.finite = kept
         return finite
 
-    def one_more(self, batch: Batches) -> Drive:
-        """Takes one more step. Returns a drive of this step alone, which tells whether it was skipped."""
-        self.found = Drive()
-        self.take(batch)
-        return Drive(self.found.steps, next_scale=self.found.next_scale)
-
     @property
     def first_step(self) -> Exact | None:
         """The first step; None where its gradients are not finite."""

@@ -49,7 +49,9 @@ def infinite_input(subject: Subject, driver: Driver) -> Drive | None:
     infinite = _infinite(subject, subject.first_batch)
     if subject.scaling.scales or infinite is None or not _moves_by_nan(subject.task.optimizer):
         return None
-    return driver.one_more(infinite)
+    driver.found = Drive()  # of this step alone
+    driver.take(infinite)
+    return Drive(driver.found.steps, next_scale=driver.found.next_scale)
 
 
 def _moves_by_nan(optimizer: Optimizer) -> bool:

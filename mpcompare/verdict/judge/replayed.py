@@ -47,8 +47,7 @@ class Layers(Gradients):
 
 def as_place(e: GradientError, layers: Layers, tensor: str) -> PlaceError:
     """Returns the error of a parameter's gradient in the form of an error at a place of the network."""
-    rounding = layers.rounding[tensor]
-    return PlaceError.of(e.error, e.norm, rounding)
+    return PlaceError.of(e.error, e.norm, layers.rounding[tensor])
 
 
 def said_of(at: str, where: str) -> str:

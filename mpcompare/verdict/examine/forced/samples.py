@@ -34,9 +34,10 @@ class RoundedResults(Arithmetic):
         narrow, wide: the norms whose numbers all have 16 bits, and the norms and embeddings that are given fp32 alone.
     """
 
-    def __init__(self, recorded: Recorded, errors: Errors, known: KnownLayers, storage: torch.dtype) -> None:
+    def __init__(self, recorded: Recorded, errors: Errors, known: KnownLayers) -> None:
         super().__init__(known.dtype)
-        self.errors, self.known, self.storage, self.roundings = errors, known, storage, known.roundings
+        self.errors, self.known, self.roundings = errors, known, known.roundings
+        self.storage = known.roundings.adds_in
         self.narrow, self.wide = _norms_in(recorded)
         self._cancels_in, self._smallest = self.roundings.cancels_in, self.roundings.smallest
 
@@ -66,14 +67,13 @@ class RoundedResults(Arithmetic):
         return self.roundings.round_(part)
 
 
-def take_samples(recorded: Recorded, errors: Errors, known: KnownLayers, storage: torch.dtype, loss: float) -> float:
+def take_samples(recorded: Recorded, errors: Errors, known: KnownLayers, loss: float) -> float:
     """Finds how large roundings are at each point. A replay that sends rows to another expert is no sample. Returns the
     error that roundings make in the exact ``loss``: twice the standard deviation of the samples' losses, because few
     samples may be close by luck. It is 0 where nothing rounded is in it.
 
     Args:
         known: the layers that no sample computes, with the roundings of the samples.
-        storage: the format of the precision.
 
     Raises:
         OtherPathError: every replay sends rows to another expert.
@@ -81,7 +81,7 @@ def take_samples(recorded: Recorded, errors: Errors, known: KnownLayers, storage
     heap.trim()  # the samples have tensors of the same sizes, and of other sizes than the exact replay
     taken, other, roundings = 0, None, known.roundings
     squares: list[float] = []
-    rounded = RoundedResults(recorded, errors, known, storage)
+    rounded = RoundedResults(recorded, errors, known)
     for roundings.sample in range(MOST):
         if taken == SAMPLES and not errors.blind():
             break

@@ -102,8 +102,8 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     if earlier is not None and (carried := earlier.carried(precision, layers, places)):
         return carried
     known.drop_sums(replay.sums.sources)
-    noise = take_samples(recorded, errors, known, storage, layers.exact_loss)
-    find_terms(recorded, errors, known, storage)
+    noise = take_samples(recorded, errors, known, layers.exact_loss)
+    find_terms(recorded, errors, known)
     found = {point: _place(place, point, recorded) for point, place in places.items()}
     if not precision.is_16_bit and any(place.far > MANY for at, place in found.items() if at.kind in TOLD):
         once_more = OnceMoreInFp32(errors)

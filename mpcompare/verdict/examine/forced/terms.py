@@ -70,9 +70,10 @@ class RoundedOperands(Arithmetic):
 
     stores_all = True
 
-    def __init__(self, errors: Errors, known: KnownLayers, storage: torch.dtype) -> None:
+    def __init__(self, errors: Errors, known: KnownLayers) -> None:
         super().__init__(known.dtype)
-        self.errors, self.roundings, self.storage, self.squares = errors, known.roundings, storage, 0.0
+        self.errors, self.roundings, self.squares = errors, known.roundings, 0.0
+        self.storage = known.roundings.adds_in
         self.known = TermsOfProducts(errors, known)
 
     def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
@@ -85,18 +86,18 @@ class RoundedOperands(Arithmetic):
         return self.operand(value)
 
 
-def find_terms(recorded: Recorded, errors: Errors, known: KnownLayers, storage: torch.dtype) -> None:
+def find_terms(recorded: Recorded, errors: Errors, known: KnownLayers) -> None:
     """Finds the size of what is summed at each point, by the first replay that sends no rows to another expert.
 
     Args:
-        known, storage: as in ``samples.take_samples``.
+        known: as in ``samples.take_samples``.
 
     Raises:
         OtherPathError: every replay sends rows to another expert.
     """
     roundings, first = known.roundings, known.roundings.sample
     for roundings.sample in range(first, first + MOST):
-        rounded = RoundedOperands(errors, known, storage)
+        rounded = RoundedOperands(errors, known)
         again = recorded.new_replay(rounded)
         try:
             again.run()

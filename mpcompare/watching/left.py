@@ -1,5 +1,6 @@
 """The gradients as backward left them, and what the loop has changed of them since."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
@@ -10,6 +11,8 @@ from mpcompare.verdict.examine.numerics import in_part, numbers, same_bits, tota
 from mpcompare.verdict.examine.unseen import Unseen
 from mpcompare.watching.spool import Spool
 from mpcompare.watching.steps import LeftGradient
+
+OURS = 4  # references to a gradient: two lists of this module, its variable, and the argument of ``getrefcount``
 
 
 class Left:
@@ -70,6 +73,11 @@ class Left:
         """Returns whether nothing has written to a gradient since backward left it."""
         grad = self.params[name].grad
         return grad is not None and grad is self.grads.get(name) and grad._version == self._versions[name]
+
+    def is_held(self) -> bool:
+        """Returns whether the loop keeps gradients that it has cleared: then we are not the last to refer to one."""
+        cleared = [g for name, g in self.grads.items() if self.params[name].grad is not g]
+        return any(sys.getrefcount(g) > OURS for g in cleared)
 
     def norm(self, norm_type: float) -> float:
         """Returns the norm of all gradients as one vector, as they are now."""

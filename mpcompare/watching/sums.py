@@ -138,7 +138,7 @@ class Sums:
             if self.used < self.backwards - 1 and used and not meant:
                 roots = len(self.calls.roots())
                 if all_finite(self.left.grads):
-                    self._dropped += 0 if self._read or self._stopped else roots
+                    self._dropped += 0 if self._read or self._stopped or self.left.is_held() else roots
                 else:
                     self._given_up += roots
             self._fresh()
@@ -187,6 +187,7 @@ class Sums:
             part = "norm"
         elif writes_into_first(func) or name == "__set__":
             part = "unscale" if name == UNSCALE else name.strip("_")
+            self._read |= self._has_any(tree_leaves(args[1:]))  # as a sum of the loop's own: total += p.grad
         else:
             self._read |= self._has_any(tree_leaves(args))
             return

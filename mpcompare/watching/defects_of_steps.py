@@ -10,7 +10,7 @@ from mpcompare.clipping import USUAL_NORMS, factor_of_norm
 from mpcompare.numerals import short
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.judge.check import listed
-from mpcompare.watching.handing_on import SAME, HandedOn, handed_on
+from mpcompare.watching.handing_on import SAME, HandedOn, clips, handed_on
 from mpcompare.watching.judged import Defect
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Taken, in_turn, moved
@@ -117,11 +117,12 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         because = f"the loss was multiplied by {scales.pop():g}, and its gradients are divided by {taken.scale:g} "
         yield Defect("gradient scaled", "", because + f"{where}: the loss scale was updated in between")
         return
+    is_clip = found.one or any(clips(part) for part, _ in taken.order)  # a sign, for one, has no scale
     tail_known = not any(root.hidden for root in taken.sum.roots) if taken.sum else False
     if found.scale != 1 and found.one and math.isclose(found.factor, found.scale, rel_tol=SAME):
         because = f"the optimizer gets gradients times the loss scale {taken.scale:g} {where}: nobody divided them "
         yield Defect("gradient scaled", "", because + "by it")
-    elif found.scale != 1 and not taken.unscaled and found.factor > 1 + SAME:
+    elif found.scale != 1 and not taken.unscaled and found.factor > 1 + SAME and is_clip:
         because = (
             f"the optimizer gets gradients times {short(found.factor)} {where}: they are clipped, and still scaled"
         )
@@ -225,7 +226,7 @@ def _is_like(step: Taken, before: Taken) -> bool:
         return False
     one, other = (torch.cat([each.given[n].double().flatten() for n in both]) for each in (step, before))
     product = float(one @ other)
-    return math.isclose(product * abs(product), float(one @ one) * float(other @ other), rel_tol=1e-6)
+    return product != 0 and math.isclose(product * abs(product), float(one @ one) * float(other @ other), rel_tol=1e-6)
 
 
 def of_skipped(taken: Sequence[Taken]) -> Iterator[Defect]:
@@ -249,6 +250,8 @@ def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:
         if again and same and step.given and _is_like(step, before):
             because = f"step {number} updates with the gradients of step {number - 1} once more: no backward came "
             yield Defect("update again", "", because + "between")
-        if before.sum is not None and step.sum is not None and before.sum.training and not step.sum.training:
-            because = f"the network is in evaluation mode from step {number} on, and was in training mode before"
-            yield Defect("state", "", because)
+    modes = {number: step.sum.training for number, step in enumerate(taken, start=1) if step.sum is not None}
+    if any(modes.values()) and list(modes.values()) == sorted(modes.values(), reverse=True) and not all(modes.values()):
+        number = next(number for number, training in modes.items() if not training)
+        because = f"the network is in evaluation mode from step {number} on, and was in training mode before"
+        yield Defect("state", "", because)

@@ -88,8 +88,13 @@ def handed_on(step: Taken) -> HandedOn:
     parts = [part for part, _ in step.order]
     # A fused optimizer unscales in its step, after all these parts.
     end = parts.index("unscale") if "unscale" in parts else len(parts) if step.unscaled else 0
-    earlier = [f"{part} at {line}" for part, line in step.order[:end] if any(word in part for word in CLIPS)]
+    earlier = [f"{part} at {line}" for part, line in step.order[:end] if clips(part)]
     return HandedOn(factor * scale, one, norm, rest, factors, short, scale, earlier)
+
+
+def clips(part: str) -> bool:
+    """Returns whether an operator that changes gradients may clip them."""
+    return any(word in part for word in CLIPS)
 
 
 def rounded(value: float) -> float:

@@ -271,3 +271,79 @@ def test_a_wrong_update_in_fp32_is_named_as_in_16_bits():
             loss_of(model).backward()
             optimizer.step()
     assert {defect.cause for defect in seen.defects} == {"bias correction"}
+
+
+def sums_in_place(totals, params):
+    for total, p in zip(totals, params, strict=True):
+        total += p.grad
+
+
+def sums_at_once(totals, params):
+    torch._foreach_add_(totals, [p.grad for p in params])
+
+
+def keeps_the_gradients(totals, params):
+    totals.append([p.grad for p in params])
+
+
+def nothing(totals, params):
+    pass
+
+
+@pytest.mark.parametrize("takes", [sums_in_place, sums_at_once, keeps_the_gradients, nothing])
+def test_a_loop_may_sum_gradients_that_it_clears(takes):
+    """A loop that clears gradients and has not taken them loses them."""
+    model = nn.Linear(4, 3)
+    optimizer, params = sgd(model), list(model.parameters())
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            totals = [torch.zeros_like(p) for p in params]
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss_of(model).backward()
+                takes(totals, params)
+            if takes is not nothing:
+                kept = totals[len(params) :]
+                for number, p in enumerate(params):
+                    p.grad = sum((each[number] for each in kept), totals[number])
+            optimizer.step()
+    assert {defect.cause for defect in seen.defects} == ({"accumulation"} if takes is nothing else set())
+
+
+def test_signs_of_gradients_have_no_scale():
+    model = nn.Linear(4, 3)
+    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = loss_of(model)
+            scaler.scale(loss).backward()
+            for p in model.parameters():
+                p.grad.sign_()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not defects(seen)
+
+
+def test_gradients_of_0_are_not_those_of_the_step_before():
+    model = nn.Linear(4, 3)
+    optimizer = sgd(model)
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            optimizer.step()
+    assert not defects(seen)
+
+
+@pytest.mark.parametrize(("modes", "causes"), [("TETE", set()), ("TTEE", {"state"})])
+def test_a_network_that_stays_in_evaluation_mode_is_named(modes, causes):
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout())
+    optimizer = sgd(model)
+    with mpcompare.watch(model, optimizer, steps=len(modes)) as seen:
+        for mode in modes:
+            model.train(mode == "T")
+            loss_of(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert {defect.cause for defect in seen.defects} == causes

@@ -1,12 +1,13 @@
 """Defects of gradients, layer by layer, and of the formats in which a network is kept."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
 
 from mpcompare.dtypes import dtype_name, torch_dtype
-from mpcompare.precision import PRECISIONS
+from mpcompare.precision import FORMATS, PRECISIONS
 from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.verdict.examine.forced.kernels import has_output_of
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
@@ -14,6 +15,7 @@ from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.rounded_operands import MULTIPLY
 from mpcompare.verdict.judge import layers as of_layers
 from mpcompare.verdict.judge.check import listed
+from mpcompare.verdict.judge.limits import COARSEST
 from mpcompare.watching.examining import Replayed
 from mpcompare.watching.handing_on import SHORT
 from mpcompare.watching.judged import Defect, as_case, failed
@@ -50,6 +52,7 @@ def of_gradients(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
         replay = sums.get(taken.sum)
         if replay is not None and replay.layers is not None:
             where = f"in update {number}"
+            yield from _underflow(taken.sum, replay, where)
             case = as_case(look, taken.sum, replay)
             checks = of_layers.of_step(case, replay.layers, replay.reference, where, first_is_right=False)
             found = list(failed(checks))
@@ -57,6 +60,27 @@ def of_gradients(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
                 yield from _summed(look, taken, taken.sum, torch_dtype(PRECISIONS[replay.precision].storage), number)
             stale = [_of_stale_weights(look, taken.sum, defect.place, number) for defect in found]
             yield from [defect for defect in stale if defect is not None] or found
+
+
+def _underflow(seen: Sum, replay: Replayed, where: str) -> Iterator[Defect]:
+    """Yields gradients that fp16 loses without a loss scale, though each rounding is right: they are too small.
+
+    A gap between two of the smallest numbers is ``s``. So n roundings have a norm of sqrt(n) s / 2 at most.
+    """
+    if replay.precision != "fp16" or seen.scaled or replay.layers is None:
+        return
+    lost = {}
+    for layer, calls in seen.record.calls.items():
+        place = replay.layers.places.get(f"gradient {layer}")
+        elements = sum(g.numel() for call in calls for g in call.gradients if g is not None)
+        most = math.sqrt(elements) * FORMATS["fp16"].smallest_subnormal / 2
+        if place is not None and min(place.error, most) > COARSEST * place.norm:
+            lost[layer] = place.error / place.norm
+    if lost:
+        first, small = max(lost, key=lost.__getitem__), f"{FORMATS['fp16'].smallest_normal:.2g}"
+        because = f"the gradient that arrives at {first or 'the network'} {where} is {100 * lost[first]:.2g} % off: "
+        because += f"its numbers are below {small}, where fp16 has few digits. Scale the loss"
+        yield Defect("underflow", first, because)
 
 
 def _of_stale_weights(look: Look, seen: Sum, layer: str, number: int) -> Defect | None:

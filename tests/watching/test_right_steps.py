@@ -347,3 +347,19 @@ def test_a_network_that_stays_in_evaluation_mode_is_named(modes, causes):
             optimizer.step()
             optimizer.zero_grad()
     assert {defect.cause for defect in seen.defects} == causes
+
+
+@pytest.mark.parametrize(("scale", "causes"), [(None, {"underflow"}), (2.0**20, set())])
+def test_gradients_that_fp16_cannot_hold_are_named_where_nobody_scales_the_loss(scale, causes):
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 5))
+    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = F.cross_entropy(model(torch.randn(16, 8)).float(), torch.randint(5, (16,))) * 3e-6
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert {defect.cause for defect in seen.defects} == causes
+    assert all("% off: its numbers are below 6.1e-05" in defect.sentence for defect in seen.defects)

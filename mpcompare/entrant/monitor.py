@@ -2,7 +2,7 @@
 in their format, and the share of updates that are lost."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from mpcompare.clipping import factor_of_norm
 from mpcompare.contract import Batches, Stepper
 from mpcompare.instruments.clock import Clock
 from mpcompare.precision import Format
+from mpcompare.tasks.groups import in_group
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.numerics import total_norm
 
@@ -59,8 +60,9 @@ class Monitor:
             walk.finish()
             clock.mark()
         if nonzero and not bool(backend.skipped):
-            decay = getattr(self.task.optimizer, "weight_decay", 0.0)
-            moves = moving(nonzero, backend.state_dict()["optimizer"], before, decay)
+            owns = {name: in_group(self.task.optimizer, name, w.dim())[0] for name, w in before.items()}
+            decayed = [name for name, own in owns.items() if getattr(own, "weight_decay", 0.0)]
+            moves = moving(nonzero, backend.state_dict()["optimizer"], before, decayed)
             shares["lost_updates"] = lost_share(before, backend.master_params(), moves)
         return walk.loss, shares, 1 if whole else 2
 
@@ -103,7 +105,7 @@ def gradient_shares(grads: Mapping[str, Tensor], scale: float, format: Format) -
     return dict(zip(names, (counts.double() / elements).tolist(), strict=True))
 
 
-def moving(nonzero: Params, remembered: Mapping[str, Params], weights: Params, decay: float) -> Params:
+def moving(nonzero: Params, remembered: Mapping[str, Params], weights: Params, decayed: Collection[str]) -> Params:
     """Returns masks of the elements that an update has to change: elements with a gradient, a momentum or a decay.
 
     An element has to change even if the three cancel each other to exactly 0.
@@ -113,14 +115,14 @@ def moving(nonzero: Params, remembered: Mapping[str, Params], weights: Params, d
         remembered: ``State["optimizer"]`` after the update: ``momentum_buffer`` or ``exp_avg`` are the means of the
             gradients that the update is made of.
         weights: the weights before the update.
-        decay: the optimizer's ``weight_decay``.
+        decayed: the weights that have a ``weight_decay``; a parameter group may have one of its own.
     """
     masks = {}
     for name, moves in nonzero.items():
         for kind in ("momentum_buffer", "exp_avg"):
             if name in remembered.get(kind, {}):
                 moves = moves | (remembered[kind][name] != 0)
-        masks[name] = moves | (weights[name] != 0) if decay else moves
+        masks[name] = moves | (weights[name] != 0) if name in decayed else moves
     return masks
 
 

@@ -27,6 +27,7 @@ from mpcompare.precision import BF16, FP16, FP32
 from mpcompare.race.orders import Train
 from mpcompare.records import MONITORED, RunRecorder
 from mpcompare.tasks.data.generated import digits
+from mpcompare.tasks.groups import Group
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 
 INF, NAN = math.inf, math.nan
@@ -64,7 +65,7 @@ def test_updates_that_half_the_gap_beside_their_weight_swallows_are_lost():
     before = {"w": torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0])}
     change = torch.tensor([2.0**-25, 2.0**-23, 0.0, 2.0**-100, 2.0**-26])
     after = {"w": before["w"] + change}
-    moves = moving({"w": change != 0}, {}, before, 0.0)
+    moves = moving({"w": change != 0}, {}, before, [])
     assert lost_share(before, after, moves) == 2 / 4  # the first and the last are lost; the third is not to move
     assert lost_share(before, before, {"w": torch.zeros(5, dtype=torch.bool)}) is None
 
@@ -74,9 +75,9 @@ def test_a_momentum_or_a_decay_moves_what_has_no_gradient():
     nonzero = {"w": torch.tensor([False, False, True])}
     for kind in ("momentum_buffer", "exp_avg"):
         remembered = {kind: {"w": torch.tensor([3.0, 0.0, 3.0])}, "exp_avg_sq": {"w": torch.ones(3)}}
-        assert moving(nonzero, remembered, weights, 0.0)["w"].tolist() == [True, False, True]
-    assert moving(nonzero, {}, weights, 0.0)["w"].tolist() == [False, False, True]
-    assert moving(nonzero, {}, weights, 0.1)["w"].tolist() == [False, True, True]
+        assert moving(nonzero, remembered, weights, [])["w"].tolist() == [True, False, True]
+    assert moving(nonzero, {}, weights, [])["w"].tolist() == [False, False, True]
+    assert moving(nonzero, {}, weights, ["w"])["w"].tolist() == [False, True, True]
 
 
 class InOnePiece(Fp32):
@@ -204,6 +205,13 @@ def test_of_a_step_in_one_piece_the_gradients_are_those_before_clipping():
     assert unclipped["grad_subnormal"] == phased[0]["grad_subnormal"] > 0
     assert unclipped["grad_norm"] > 0
     assert "grad_norm" not in phased[0]  # the backend's own
+
+
+def test_a_group_without_decay_loses_no_update_where_it_has_no_gradient():
+    """Pixels at the border are always 0, and so are the gradients of their weights."""
+    group = Group(match=("layer1.*",), weight_decay=0.0)
+    seen, *_ = look(Fp32, replace(TASK, optimizer=Sgd(0.1, weight_decay=0.01, groups=(group,))))
+    assert max(shares["lost_updates"] for shares in seen) < 0.01
 
 
 def test_where_the_norm_is_infinite_clipped_gradients_say_nothing():

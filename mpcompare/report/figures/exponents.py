@@ -118,7 +118,7 @@ def update_ratio(report: Report) -> Figure | None:
 
 
 def _limits(runs: Sequence[Judged]) -> dict[str, float]:
-    asked = {run.precision for run in runs}
+    asked = {PRECISIONS[run.precision].storage.name for run in runs}
     return {name: limit for name, limit in ROUNDOFF.items() if name in asked}
 
 

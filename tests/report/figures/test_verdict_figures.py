@@ -241,6 +241,14 @@ def test_an_update_below_half_a_gap_is_lost():
     assert lost_updates(counts) == {"fp32": 0.1, "fp16": 0.3, "bf16": 0.6}
 
 
+def test_the_limit_of_tf32_is_that_of_its_weights_in_fp32(runs):
+    run = runs["amp-bf16"]
+    tf32 = replace(run, name="tf32", result=replace(run.result, precision="tf32"))
+    entries = [[Entry(each, each.name, "", None)] for each in (run, tf32)]
+    figure = update_ratio(Report([Comparison("title", "data", entries=each) for each in entries], "amp"))
+    assert [axes.texts[0].get_text() for axes in figure.axes] == ["bf16: 2⁻⁸", "fp32: 2⁻²⁴"]
+
+
 @pytest.mark.parametrize(
     ("part", "text"), [(0.0, "0"), (1e-6, "<0.1"), (0.1234, "12.3"), (0.99999, ">99.9"), (1.0, "100")]
 )

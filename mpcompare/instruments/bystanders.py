@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ _THROTTLE = {
     0x4: "sw_power_cap", 0x8: "hw_slowdown", 0x20: "sw_thermal_slowdown", 0x40: "hw_thermal_slowdown",
     0x80: "hw_power_brake_slowdown",
 }  # fmt: skip
+# The system counts CPU time in ticks of 10 ms. One tick too many at each end is a quarter of a core in this time.
+SHORTEST_S = 0.08
 _init = functools.cache(pynvml.nvmlInit)
 
 
@@ -32,14 +35,16 @@ class Bystanders:
     def stop(self) -> Load:
         """Returns the load since :meth:`start`.
 
-        ``other_cores`` is the number of CPU cores that others kept busy, the hypervisor's share (steal) included.
+        ``other_cores`` is the number of CPU cores that others kept busy, the hypervisor's share (steal) included. It
+        is None after less than :data:`SHORTEST_S`.
         ``clock_mhz`` is the clock right afterwards. ``throttle`` is the cause that slows a GPU's clock then, as NVML
         names it.
         """
         seconds = time.perf_counter() - self._time
         busy, own = _busy_seconds() - self._busy, time.process_time() - self._own
+        cores = None if seconds < SHORTEST_S else min(max(busy - own, 0.0) / seconds, psutil.cpu_count() or math.inf)
         clock, throttle = _gpu(self.device) if self.device.type == "cuda" else (_cpu_mhz(), None)
-        return {"clock_mhz": clock, "other_cores": max(busy - own, 0.0) / seconds, "throttle": throttle}
+        return {"clock_mhz": clock, "other_cores": cores, "throttle": throttle}
 
 
 class Rest:

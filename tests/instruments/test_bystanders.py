@@ -6,6 +6,7 @@ import sys
 import time
 import types
 
+import psutil
 import pynvml
 import pytest
 import torch
@@ -70,6 +71,17 @@ def test_a_clock_that_is_cut_off_is_none(monkeypatch, tmp_path):
         flags = "flags\t\t: " + "x" * ((1 << 16) - len(clocks) - 10 - kept) + "\n"
         file.write_text(clocks + flags + "cpu MHz\t\t: 2450.000\nflags\t\t: x\n")
         assert bystanders._cpu_mhz() == (2725 if kept < 20 else pytest.approx(7900 / 3))
+
+
+@pytest.mark.parametrize(("seconds", "cores"), [(0.005, None), (0.1, 2.0), (1.0, 0.5)])
+def test_others_keep_no_more_cores_busy_than_there_are_and_a_short_block_tells_nothing(monkeypatch, seconds, cores):
+    others, busy = Bystanders(CPU), iter([1.0, 1.5])
+    monkeypatch.setattr(bystanders, "_busy_seconds", lambda: next(busy))
+    monkeypatch.setattr(bystanders, "time", types.SimpleNamespace(process_time=lambda: 0.0, perf_counter=lambda: 0.0))
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
+    others.start()
+    bystanders.time.perf_counter = lambda: seconds
+    assert others.stop()["other_cores"] == cores
 
 
 @pytest.mark.slow

@@ -145,7 +145,7 @@ def _updates(part: SubFigure, drawn: tuple[Judged, Mapping[str, float]]) -> None
     histograms.table(axes, "% of what is not 0: lost (at most) in", [head], rows, left_out)
     title = histograms.source(run) + ("\n" if left_out else "")  # the names that are left out stand below the title
     axes.set_title(title, fontsize=9, loc="left", pad=16)
-    axes.set_xlabel("lr |gradient| / |weight|   (at the left: gradient exactly 0)\n"
+    axes.set_xlabel("|update| / |weight| of a first update at the full learning rate   (at the left: no update)\n"
                     "an update below half the gap next to its weight is lost: at most those left of the line",
                     fontsize=9)  # fmt: skip
 

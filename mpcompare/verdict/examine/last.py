@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpcompare.clipping import factor_of_norm
 from mpcompare.contract import Batches, Stepper
 from mpcompare.stored import Stored
-from mpcompare.tasks.optimizers import Optimizer
-from mpcompare.tasks.task import Params, params_of
+from mpcompare.tasks.task import Params, Task, params_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.errors import gradient_errors
@@ -68,20 +68,22 @@ def exponents_of(subject: Subject, trained: nn.Module, batch: Batches) -> dict[s
     return {
         "first": {
             **subject.exact.exponents,
-            "updates": _updates(subject.task.optimizer, params_of(subject.model), subject.exact.grads),
+            "updates": _updates(subject.task, params_of(subject.model), subject.exact.grads),
         },
-        "last": {**last.exponents, "updates": _updates(subject.task.optimizer, params_of(trained), last.grads)},
+        "last": {**last.exponents, "updates": _updates(subject.task, params_of(trained), last.grads)},
     }
 
 
-def _updates(optimizer: Optimizer, params: Params, grads: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    """Returns ``numerics.exponents`` of ``|first update| / |w|`` from these gradients, by parameter."""
-    by_name = {}
+def _updates(task: Task, params: Params, grads: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """Returns ``numerics.exponents`` of ``|first update| / |w|`` from these gradients, by parameter. They are clipped
+    as the task says. The learning rate is the optimizer's own, because a schedule may begin or end at 0."""
+    optimizer, by_name = task.optimizer, {}
+    factor = 1.0 if task.clip_norm is None else factor_of_norm(numerics.norm_of(grads), task.clip_norm)
     for name in grads:
         counts = []
         for w, g in numerics.chunks(params[name], grads[name]):
             w = w.double()
-            update, _ = optimizer.replay().step(name, g.double(), w, optimizer.lr)
+            update, _ = optimizer.replay().step(name, factor * g.double(), w, optimizer.lr)
             no_weight = w == 0
             count = numerics.exponents(update.div_(w).masked_fill_(no_weight, 0))
             count[0] -= int(no_weight.sum())

@@ -1,11 +1,16 @@
 """Histograms of exponents."""
 
+from dataclasses import replace
+
 import torch
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
 from support.tasks import make_task
 
+from mpcompare.tasks.optimizers import Adam, Sgd
 from mpcompare.tasks.task import params_of
+from mpcompare.verdict.examine.last import _updates
+from mpcompare.verdict.findings import LOWEST
 
 CPU = torch.device("cpu")
 TASK = make_task(in_features=40, samples=32 * 25)
@@ -27,3 +32,10 @@ def test_histograms_are_of_the_baseline_only_and_count_every_element():
         for group in ("gradients of weights", "updates"):
             assert {name: sum(numbers) for name, numbers in counts[group].items()} == params
     assert examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=2).findings.exponents == {}
+
+
+def test_updates_are_those_of_clipped_gradients_and_adams_do_not_depend_on_their_size():
+    w, g = {"w": torch.ones(4)}, {"w": torch.full((4,), 4.0)}
+    for optimizer, clip_norm, exponent in ((Sgd(0.5), None, 1), (Sgd(0.5), 2.0, -2), (Adam(0.3), 2.0, -2)):
+        counts = _updates(replace(TASK, optimizer=optimizer, clip_norm=clip_norm), w, g)["w"]
+        assert counts.index(4) - 1 + LOWEST == exponent

@@ -16,7 +16,7 @@ from mpcompare.report.comparison import Comparison, Entry
 # two of 42 runs look alike.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (9, 3)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)))
-MARKERS = "os^DvP"  # six marks for seven colours
+MARKERS = "osDP*d"  # six marks for seven colours; triangles are for values beyond an axis
 # Text on light and on dark colours. They are no greys: the page turns greys over in the dark.
 ON_LIGHT, ON_DARK = "#101011", "#fffffe"
 WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title

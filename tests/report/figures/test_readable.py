@@ -1,6 +1,7 @@
 """Any reader can tell runs apart, and no figure names a folder of the machine that drew it."""
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from support.marks import slow_after
 from support.records import write_run
@@ -18,6 +19,12 @@ def test_42_runs_have_lines_and_dots_of_their_own():
         return len({(kit.colour(place), style(place)) for place in range(42)})
 
     assert looks(kit.dashes) == looks(kit.marker) == 42
+
+
+def test_no_run_has_the_mark_of_values_beyond_an_axis():
+    axes = Figure().subplots()
+    kit.at_the_top(axes, [1.0], "black", 1.0)
+    assert axes.lines[0].get_marker() not in {kit.marker(place) for place in range(42)}
 
 
 @pytest.mark.parametrize(

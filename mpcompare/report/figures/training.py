@@ -6,6 +6,7 @@ A line names the shares that are always 0.
 """
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ SHARES = {
     "grad_nonfinite": "gradients that are\ninf or NaN in %",
     "lost_updates": "updates that\nare lost in %",
 }
+LETTERS = 70  # characters in a line below the panels
 Panel = Callable[[Axes, Sequence[Entry]], None]  # draws all finished runs: the place of a run has a colour
 
 
@@ -94,7 +96,7 @@ def _notes(entries: Sequence[Entry]) -> str:
         if len(shares := pd.concat([_series(entry, name).dropna() for entry in entries])) and (shares == 0).all()
     ]
     meanings = f"   ({'; '.join(notes)})" if notes else ""
-    return meanings + (f"\nno {', no '.join(never)}" if never else "")
+    return "\n".join([meanings, *(textwrap.wrap(f"no {', no '.join(never)}", LETTERS) if never else ())])
 
 
 def _rate(axes: Axes, entries: Sequence[Entry]) -> None:

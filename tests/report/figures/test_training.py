@@ -90,6 +90,17 @@ def test_a_norm_that_is_no_number_is_marked_and_the_limit_is_drawn():
     assert "triangle: inf" in axes.get_xlabel()
 
 
+def test_what_never_was_is_said_in_lines_that_fit():
+    figure = drawn(
+        comparison({"loss_scale": 8.0, "skipped": True, "grad_norm": math.inf, **dict.fromkeys(MONITORED, 0.0)})
+    )
+    figure.draw_without_rendering()
+    label = figure.axes[-1].xaxis.label
+    assert "no updates that are lost" in label.get_text().replace("\n", " ")
+    box = label.get_window_extent()
+    assert (box.x0 > 0, box.x1 < figure.bbox.x1) == (True, True)
+
+
 def test_shares_are_percents_of_the_monitored_steps_and_what_never_was_is_said():
     seen = {"grad_zero": [math.nan, 0.5, math.nan, 0.25], "grad_nonfinite": [math.nan, 0.0, math.nan, 0.0]}
     (axes,) = drawn(comparison(seen)).axes

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import MaxNLocator
 
 from mpcompare.report.comparison import Comparison, Entry
 
@@ -59,6 +61,30 @@ def legend(part: Figure | SubFigure, handles: Sequence[Any], labels: Sequence[st
     longest = max(map(len, labels), default=1)
     ncols = max(1, min(4, len(labels), int(part.get_figure(root=True).get_figwidth() * 15 / (longest + 10))))
     part.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=8, handlelength=4)
+
+
+def curve(axes: Axes, values: pd.Series, **style: Any) -> None:
+    """Draws a line over the index of ``values``. A point that no line reaches, without neighbours, has a mark."""
+    axes.plot(values.index, values, **style)
+    here = np.pad(np.isfinite(values.to_numpy(dtype=float)), 1)
+    alone = values[here[1:-1] & ~here[:-2] & ~here[2:]]
+    if len(alone):
+        mark = {"marker": "o", "markersize": 2 + 2 * style.get("linewidth", 1)}
+        axes.plot(alone.index, alone, **{**mark, **style, "linestyle": "none", "label": None, "markevery": 1})
+
+
+def shade_warmup(panels: Iterable[Axes], entries: Sequence[Entry]) -> bool:
+    """Shades the steps of the warm-up in each panel, and returns whether there are any."""
+    steps = pd.concat([entry.run.steps.reindex(columns=["step", "warmup"]) for entry in entries])
+    warmup = steps["step"][steps["warmup"].eq(True)]
+    for axes in panels if len(warmup) else ():
+        axes.axvspan(warmup.min() - 0.5, warmup.max() + 0.5, color="0.92", zorder=0, label="warm-up")
+    return len(warmup) > 0
+
+
+def whole_steps() -> MaxNLocator:
+    """Returns the ticks of an axis of steps, which may have a single one."""
+    return MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
 
 
 def nothing(axes: Axes, why: str) -> None:

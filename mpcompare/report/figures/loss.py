@@ -11,12 +11,23 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import MaxNLocator
 
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.judged import Judged, compared, judged, references
-from mpcompare.report.figures.kit import at_the_top, colour, dashed, legend, line, marker, parts_of, positive
+from mpcompare.report.figures.kit import (
+    at_the_top,
+    colour,
+    curve,
+    dashed,
+    legend,
+    line,
+    marker,
+    parts_of,
+    positive,
+    shade_warmup,
+    whole_steps,
+)
 from mpcompare.verdict.judge.run import LOSS
 from mpcompare.verdict.judge.trajectories import loss_apart
 
@@ -46,20 +57,18 @@ def _part(part: SubFigure, entries: Sequence[Entry], classes: bool) -> None:
         _curve(above, place, entry)
         if not entry.is_baseline and len(entry.loss_diff):
             _difference(below, place, entry.loss_diff, dashed(place))
-    steps = [entry.run.steps for entry in entries]
-    warmup = max((number for each in steps for number in each.loc[each["warmup"], "step"]), default=0)
     evaluated = any(len(_evals(entry)) for entry in entries)
     if evaluated:
         above.plot([], [], label="held-out loss", **{**_held_out(0), "color": "0.3"})
     for axes in rows:
-        axes.axvspan(0.5, warmup + 0.5, color="0.92", zorder=0, label="warm-up" if warmup else None)
         axes.grid(alpha=0.3)
+    shade_warmup(rows, entries)
     legend(part, *above.get_legend_handles_labels())
     above.set_ylabel("training and held-out loss" if evaluated else "training loss")
     below.set_yscale("log")
     below.set_ylabel("|loss - baseline's|")
     below.set_xlabel("step   (gap: no difference; triangle: a loss is inf or NaN; x above: skipped)")
-    below.xaxis.get_major_locator().set_params(integer=True)
+    below.xaxis.set_major_locator(whole_steps())
     if not below.lines:
         below.text(0.5, 0.5, "nothing to compare with", transform=below.transAxes, ha="center", color="0.4")
 
@@ -68,18 +77,19 @@ def _curve(axes: Axes, place: int, entry: Entry) -> None:
     steps = entry.run.steps
     below = {"linewidth": 5, "alpha": 0.45, "zorder": 1} if entry.is_baseline else {}
     label = entry.label + (" (baseline)" if entry.is_baseline else "")
-    axes.plot(steps["step"], steps["loss"], label=label, **{**line(place), **below, "markevery": len(steps) // 7 + 1})
+    style = {**line(place), **below, "markevery": len(steps) // 7 + 1}
+    curve(axes, steps.set_index("step")["loss"], label=label, **style)
     skipped = steps[steps["skipped"]]
     axes.plot(skipped["step"], skipped["loss"], "x", color=colour(place), markersize=8)
     if len(evals := _evals(entry)):
         axes.plot(evals["step"], evals["test_loss"], **_held_out(place))
 
 
-def _difference(axes: Axes, place: int, difference: pd.Series, style: dict[str, Any], top: float = 1.0) -> None:
+def _difference(axes: Axes, place: int, difference: pd.Series, style: dict[str, Any]) -> None:
     """A log axis has no zero: equal losses leave a gap. A loss that is not finite is marked at the top."""
     marks = {"marker": marker(place), "markersize": 3, "markevery": 1}
     axes.plot(difference.index, difference.where(difference > 0), **{**style, **marks})
-    at_the_top(axes, difference.index[~np.isfinite(difference)], colour(place), top)
+    at_the_top(axes, difference.index[~np.isfinite(difference)], colour(place), 0.97)
 
 
 def _accuracy(axes: Axes, entries: Sequence[Entry]) -> None:
@@ -120,7 +130,7 @@ def _differences(part: SubFigure, entries: Sequence[Entry]) -> None:
     for axes, entry, own in zip(panels, compared, curves, strict=False):
         for others in curves:
             axes.plot(others.index, others, color="0.85", linewidth=0.6)
-        axes.plot(own.index, own, color="#0072B2", linewidth=1.4)
+        curve(axes, own, color="#0072B2", linewidth=1.4)
         at_the_top(axes, own.index[~np.isfinite(entry.loss_diff)], "#D55E00", 1.0)
         label = entry.label if len(entry.label) <= LONGEST else f"...{entry.label[3 - LONGEST :]}"
         axes.set_title(label, fontsize=7)
@@ -147,7 +157,7 @@ def _noise_part(part: SubFigure, panels: Sequence[tuple[Judged, Sequence[Judged]
         _noise_panel(axes, reference, others)
         axes.set_ylabel("|training loss - reference's|" if len(panels) < 3 else "|loss - reference's|")
     rows[-1].set_xlabel("step   (gap: no difference; triangle: a loss is inf or NaN)")
-    rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    rows[-1].xaxis.set_major_locator(whole_steps())
 
 
 def _noise_panel(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
@@ -160,7 +170,7 @@ def _noise_panel(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
     for limit in limits:
         axes.axhline(limit, color="0.2", linestyle="--", linewidth=1.2, label="limit")
     for run, difference in zip(runs, differences, strict=True):
-        _difference(axes, run.place, difference, {**line(run.place), "label": run.entry.label}, top=0.97)
+        _difference(axes, run.place, difference, {**line(run.place), "label": run.entry.label})
     axes.set_yscale("log")
     axes.set_ylim(bottom, top)
     axes.grid(alpha=0.3)

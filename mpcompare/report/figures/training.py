@@ -16,11 +16,22 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.kit import at_the_top, colour, legend, line, marker, parts_of, positive
+from mpcompare.report.figures.kit import (
+    at_the_top,
+    colour,
+    curve,
+    legend,
+    line,
+    marker,
+    parts_of,
+    positive,
+    shade_warmup,
+    whole_steps,
+)
 
 SHARES = {
     "grad_zero": "gradients that\nare 0 in %",
@@ -51,13 +62,12 @@ def _draw(part: SubFigure, drawn: tuple[Sequence[Panel], Sequence[Entry]], most:
         axes.grid(alpha=0.3)
     for axes in rows[len(panels) :]:
         axes.set_axis_off()
-    warmup = int(_series(entries[0], "warmup").sum())
+    shaded = shade_warmup(rows[: len(panels)], entries)
     last = rows[len(panels) - 1]
     for axes in rows[: len(panels)]:
-        axes.axvspan(0.5, warmup + 0.5, color="0.92", zorder=0, visible=warmup > 0)
         axes.tick_params(labelbottom=axes is last)
-    last.set_xlabel("step" + _notes(entries))
-    last.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    last.set_xlabel("step" + _notes(entries, shaded))
+    last.xaxis.set_major_locator(whole_steps())
     runs = [Line2D([], [], label=entry.label, **line(place)) for place, entry in enumerate(entries)]
     legend(part, runs, [entry.label for entry in entries])
 
@@ -83,9 +93,9 @@ def scales(entry: Entry) -> bool:
     return bool((_series(entry, "loss_scale") != 1).any())
 
 
-def _notes(entries: Sequence[Entry]) -> str:
+def _notes(entries: Sequence[Entry], shaded: bool) -> str:
     """The meaning of the marks, and the shares that are always 0."""
-    notes = ["grey: warm-up"] if _series(entries[0], "warmup").any() else []
+    notes = ["grey: warm-up"] if shaded else []
     if any(_series(entry, "skipped").any() for entry in entries):
         notes.append("x: skipped")
     if any(np.isinf(_series(entry, "grad_norm")).any() for entry in entries):
@@ -102,7 +112,7 @@ def _notes(entries: Sequence[Entry]) -> str:
 def _rate(axes: Axes, entries: Sequence[Entry]) -> None:
     for place, entry in enumerate(entries):
         rate = _series(entry, "lr").dropna()
-        axes.step(rate.index, rate, where="mid", **line(place))
+        curve(axes, rate, drawstyle="steps-mid", **line(place))
     axes.set_ylabel("learning rate")
     axes.set_ylim(bottom=0)
 
@@ -112,7 +122,7 @@ def _scale(axes: Axes, entries: Sequence[Entry]) -> None:
     scaled = {place: _series(entry, "loss_scale") for place, entry in enumerate(entries) if scales(entry)}
     for place, scale in scaled.items():
         entry = entries[place]
-        axes.step(scale.index, scale, where="mid", label=entry.label, **line(place))
+        curve(axes, scale, drawstyle="steps-mid", label=entry.label, **line(place))
         skipped = scale[_series(entry, "skipped") != 0]
         axes.plot(skipped.index, skipped, "x", color=colour(place), markersize=max(13 - 3 * place, 5))
     axes.set_yscale("log", base=2)
@@ -125,7 +135,7 @@ def _norm(axes: Axes, entries: Sequence[Entry]) -> None:
     for place, entry in enumerate(entries):
         norm = _series(entry, "grad_norm").dropna()
         finite = norm[np.isfinite(norm) & (norm > 0)]
-        axes.plot(finite.index, finite, **_points(place, entry, norm))
+        curve(axes, finite, **_points(place, entry, norm))
         at_the_top(axes, norm.index[~np.isfinite(norm)], colour(place), 0.95)
     limits = {entry.run.result.config["task"].get("clip_norm") for entry in entries} - {None}
     for limit in limits:
@@ -143,7 +153,7 @@ def _norm(axes: Axes, entries: Sequence[Entry]) -> None:
 def _share(name: str, axes: Axes, entries: Sequence[Entry]) -> None:
     percents = [100 * _series(entry, name).dropna() for entry in entries]
     for place, (entry, values) in enumerate(zip(entries, percents, strict=True)):
-        axes.plot(values.index, values, **_points(place, entry, values))
+        curve(axes, values, **_points(place, entry, values))
     if name != "grad_zero":  # relu makes many zeros: only there differences matter more than orders
         _decades(axes, pd.concat(percents))
     axes.set_ylabel(SHARES[name])

@@ -1,5 +1,7 @@
 """The figure of the loss."""
 
+import math
+
 import pytest
 from support.records import write_run
 
@@ -32,6 +34,29 @@ def test_without_accuracies_in_between_there_is_no_panel_for_them(tmp_path, eval
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("losses", "seen"), [([2.0], [1]), ([1.5, math.nan, 2.0, math.nan, 1.0, 1.0], [1, 3])])
+def test_a_loss_that_no_line_reaches_has_a_mark(tmp_path, losses, seen):
+    write_run(tmp_path / "0", "amp", losses=losses)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    figure = loss_figure.loss(Report([comparison], "amp"))
+    figure.draw_without_rendering()
+    above, below = figure.axes
+    (marks,) = [line for line in above.lines if line.get_marker() == "o"]
+    assert marks.get_xdata().tolist() == seen
+    assert all(step.is_integer() for step in below.get_xticks())
+
+
+def test_only_the_steps_of_the_warm_up_are_shaded(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    steps = comparison.entries[0].run.steps
+    for first, shaded in ((1, [(0.5, 1.5)]), (1001, [])):  # the latter run goes on from a checkpoint
+        steps["step"], steps["warmup"] = range(first, first + 3), [first == 1, False, False]
+        above, _ = loss_figure.loss(Report([comparison], "amp")).axes
+        assert [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in above.patches] == shaded
+        assert above.get_xlim()[0] > first - 1
+
+
 def test_of_many_runs_each_has_a_panel_of_its_own(tmp_path):
     write_run(tmp_path / "00", "amp", losses=(2.0, 1.0, 0.5))
     for place in range(1, 24):
@@ -40,7 +65,8 @@ def test_of_many_runs_each_has_a_panel_of_its_own(tmp_path):
     axes = [each for each in loss_figure.loss(Report([comparison], "amp")).axes if each.axison]
     assert [each.get_title() for each in axes] == [f"b{place:02} bf16" for place in range(1, 24)]
     for place, each in enumerate(axes, start=1):
-        own, lost = each.lines[-2:]
+        own, mark, lost = each.lines[-3:]
         assert own.get_ydata()[1] == pytest.approx(place / 100)
         assert lost.get_xdata().tolist() == [3]
-        assert len(each.lines) == 23 + 2
+        assert mark.get_xdata().tolist() == [2]  # no line reaches it: the losses before are equal, and the next is NaN
+        assert len(each.lines) == 23 + 3

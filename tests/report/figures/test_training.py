@@ -1,6 +1,7 @@
 """The figure of the training steps has a panel for each column that a run has, and no other."""
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -88,6 +89,17 @@ def test_a_norm_that_is_no_number_is_marked_and_the_limit_is_drawn():
     assert triangle.get_xdata().tolist() == [2]
     assert list(limit.get_ydata()) == [3.0, 3.0]
     assert "triangle: inf" in axes.get_xlabel()
+
+
+def test_a_single_step_is_a_mark_and_the_warm_up_is_that_of_any_run():
+    one = comparison({"grad_norm": 2.0}, {"grad_norm": 3.0})
+    for place, entry in enumerate(one.entries):
+        steps = entry.run.steps[:1].assign(step=1000, warmup=place == 1)
+        one.entries[place] = replace(entry, run=replace(entry.run, steps=steps))
+    (axes,) = drawn(one).axes
+    assert [line.get_ydata().tolist() for line in axes.lines if line.get_marker() == "o"] == [[2], [3]]
+    assert [patch.get_x() for patch in axes.patches] == [999.5]
+    assert axes.get_xlabel() == "step   (grey: warm-up)"
 
 
 def test_what_never_was_is_said_in_lines_that_fit():

@@ -1,6 +1,7 @@
 """The figure of all runs at a glance: the verdict on each, and its time and memory over the baseline's."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 
@@ -8,22 +9,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.race.intervals import Interval
-from mpcompare.report.comparison import Comparison
+from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.kit import parts_of
 from mpcompare.report.verdicts import COLOURS
 
-ROW, AROUND = 0.26, 0.75  # inches: height of a run, and of what stands above and below all
-WIDE = 10.4  # inches
+ROW, AROUND = 0.26, 0.9  # inches: height of a run, and of what stands above and below all
+WIDE, NARROW, LETTER = 10.4, 3.2, 0.075  # inches: the figure and each panel at the least, and a letter of its texts
 
 
 def glance(report: Report) -> Figure | None:
     """Draws a row a run, what differs first; None where no run finished."""
+    names = [_name(entry) for comparison in report.finished for entry in comparison.entries]
     most = max((len(comparison.entries) for comparison in report.finished), default=0)
-    return parts_of(report.finished, report.finished, partial(_draw, most=most), AROUND + ROW * most, WIDE)
+    beside = LETTER * max(map(len, names), default=0)
+    width = max(WIDE, beside + 2 * NARROW)
+    draw = partial(_draw, most=most, letters=int((width - beside) / 2 / LETTER))
+    return parts_of(report.finished, report.finished, draw, AROUND + ROW * most, width)
 
 
-def _draw(part: SubFigure, comparison: Comparison, most: int) -> None:
+def _name(entry: Entry) -> str:
+    return f"{entry.label}: {entry.word} {entry.word.sign}"
+
+
+def _draw(part: SubFigure, comparison: Comparison, most: int, letters: int) -> None:
+    """Draws a row a run; a line below a panel has so many letters."""
     entries = sorted(comparison.entries, key=lambda entry: entry.word.rank)
     time, memory = part.subplots(1, 2, sharey=True)
     colours = [COLOURS[entry.word.kind] for entry in entries]
@@ -31,10 +41,12 @@ def _draw(part: SubFigure, comparison: Comparison, most: int) -> None:
     _ratios(memory, [Interval(*[entry.memory_ratio] * 3) for entry in entries], colours)
     baselines = {comparison.label(entry.baseline) for entry in entries if entry.baseline}
     versus = baselines.pop() if len(baselines) == 1 else "baseline"
-    time.set_xlabel(f"time of a step / {versus}'s   (line: 95 % interval)", fontsize=9)
-    memory.set_xlabel(f"peak memory / {versus}'s   (smaller is better)", fontsize=9)
-    names = [f"{entry.label}: {entry.word} {entry.word.sign}" for entry in entries]
-    time.set_yticks(range(len(entries)), names, fontsize=9)
+    said = {time: f"time of a step / {versus}'s\n(line: 95 % interval)"}
+    said[memory] = f"peak memory / {versus}'s\n(smaller is better)"
+    for axes, text in said.items():
+        lines = [piece for each in text.splitlines() for piece in textwrap.wrap(each, letters)]
+        axes.set_xlabel("\n".join(lines), fontsize=9)
+    time.set_yticks(range(len(entries)), [*map(_name, entries)], fontsize=9)
     for text, colour in zip(time.get_yticklabels(), colours, strict=True):
         text.set_color(colour)
     time.set_ylim(most - 0.4, -0.6)

@@ -22,6 +22,7 @@ MARKERS = "osDP*d"  # six marks for seven colours; triangles are for values beyo
 # Text on light and on dark colours. They are no greys: the page turns greys over in the dark.
 ON_LIGHT, ON_DARK = "#101011", "#fffffe"
 WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
+BAR, AROUND = 2.3, 0.3  # inches: the longest bar at the least, and what stands around names and panel
 MANY = 8  # runs; if there are more, each has less room
 Fill = Callable[[Axes, Sequence[Entry]], None]
 T = TypeVar("T")
@@ -56,10 +57,20 @@ def line(place: int) -> dict[str, Any]:
     return {**dashed(place), "linewidth": max(2.6 - 0.5 * place, 1)}
 
 
-def legend(part: Figure | SubFigure, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """Draws a legend below a part, in as many columns as the labels leave room for."""
+def columns(labels: Sequence[str], width: float = WIDTH) -> int:
+    """Returns the number of columns of a legend in which its labels have room, in so many inches."""
     longest = max(map(len, labels), default=1)
-    ncols = max(1, min(4, len(labels), int(part.get_figure(root=True).get_figwidth() * 15 / (longest + 10))))
+    return max(1, min(4, len(labels), int(width * 15 / (longest + 10))))
+
+
+def more_rows(labels: Sequence[str]) -> float:
+    """Returns the inches that a legend needs for its rows after the second."""
+    return LINE * max(math.ceil(len(labels) / columns(labels)) - 2, 0)
+
+
+def legend(part: SubFigure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Draws a legend below a part, in as many columns as the labels leave room for."""
+    ncols = columns(labels, part.bbox.width / part.get_figure(root=True).dpi)
     part.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=8, handlelength=4)
 
 
@@ -143,16 +154,13 @@ def positive(values: Iterable[float]) -> np.ndarray:
     return array[np.isfinite(array) & (array > 0)]
 
 
-def bars(
-    comparisons: Sequence[Comparison], fill: Fill, inches: float = 0.5, many: float = 0.3, room: float = 1.75
-) -> Figure | None:
+def bars(comparisons: Sequence[Comparison], fill: Fill, inches: float = 0.5, many: float = 0.3) -> Figure | None:
     """Returns a figure with a panel for each comparison, the first run at the top; None where no run finished.
 
     Args:
         fill: draws the bars of a panel's runs, the n-th of which is at height n.
         inches: height of a run.
         many: height of a run where there are more than MANY runs.
-        room: width of the panel, the longest bar being 1: the numbers stand next to the bars.
     """
     every = [comparison.finished for comparison in comparisons]
     most = max(map(len, every), default=0)
@@ -162,11 +170,25 @@ def bars(
         fill(axes, entries)
         axes.set_yticks(range(len(entries)), [entry.label for entry in entries])
         axes.set_ylim(most - 0.4, -0.6)  # inverted; the same bar height in every panel
-        axes.set_xlim(0, room * axes.dataLim.xmax)
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
 
-    return parts_of(comparisons, every, draw, 1.3 + (inches if most <= MANY else many) * most)
+    figure = parts_of(comparisons, every, draw, 1.3 + (inches if most <= MANY else many) * most)
+    if figure:
+        _widen(figure)
+    return figure
+
+
+def _widen(figure: Figure) -> None:
+    """Leaves room for the texts next to bars, and makes the figure as wide as that takes."""
+    names, texts, label = (
+        max(text.get_window_extent().width / figure.dpi + 0.15 for axes in figure.axes for text in of(axes))
+        for of in (Axes.get_yticklabels, lambda axes: axes.texts, lambda axes: [axes.xaxis.label])
+    )
+    panel = max(WIDTH - names - AROUND, texts + BAR, label)
+    figure.set_figwidth((panel + names + AROUND) * round(figure.get_figwidth() / WIDTH))
+    for axes in figure.axes:
+        axes.set_xlim(0, axes.dataLim.xmax * panel / (panel - texts))
 
 
 def beside(axes: Axes, x: float, y: float, text: str) -> None:

@@ -18,11 +18,13 @@ from mpcompare.report.figures.judged import Judged, compared, judged, references
 from mpcompare.report.figures.kit import (
     at_the_top,
     colour,
+    columns,
     curve,
     dashed,
     legend,
     line,
     marker,
+    more_rows,
     parts_of,
     positive,
     shade_warmup,
@@ -45,7 +47,12 @@ def loss(report: Report) -> Figure | None:
     if most > MANY:
         return parts_of(report.finished, drawn, _differences, 0.6 + INCHES * _rows_of(most), width=9)
     classes = any(_has_accuracy(entry) for entries in drawn for entry in entries)
-    return parts_of(report.finished, drawn, partial(_part, classes=classes), 8.0 if classes else 6.1)
+    height = (8.0 if classes else 6.1) + max((more_rows(_names(entries)) for entries in drawn), default=0)
+    return parts_of(report.finished, drawn, partial(_part, classes=classes), height)
+
+
+def _names(entries: Sequence[Entry]) -> list[str]:
+    return [entry.label + (" (baseline)" if entry.is_baseline else "") for entry in entries]
 
 
 def _part(part: SubFigure, entries: Sequence[Entry], classes: bool) -> None:
@@ -53,8 +60,8 @@ def _part(part: SubFigure, entries: Sequence[Entry], classes: bool) -> None:
     above, below = rows[0], rows[-1]
     if classes:
         _accuracy(rows[1], entries)
-    for place, entry in enumerate(entries):
-        _curve(above, place, entry)
+    for place, (entry, name) in enumerate(zip(entries, _names(entries), strict=True)):
+        _curve(above, place, entry, name)
         if not entry.is_baseline and len(entry.loss_diff):
             _difference(below, place, entry.loss_diff, dashed(place))
     evaluated = any(len(_evals(entry)) for entry in entries)
@@ -73,12 +80,11 @@ def _part(part: SubFigure, entries: Sequence[Entry], classes: bool) -> None:
         below.text(0.5, 0.5, "nothing to compare with", transform=below.transAxes, ha="center", color="0.4")
 
 
-def _curve(axes: Axes, place: int, entry: Entry) -> None:
+def _curve(axes: Axes, place: int, entry: Entry, name: str) -> None:
     steps = entry.run.steps
     below = {"linewidth": 5, "alpha": 0.45, "zorder": 1} if entry.is_baseline else {}
-    label = entry.label + (" (baseline)" if entry.is_baseline else "")
     style = {**line(place), **below, "markevery": len(steps) // 7 + 1}
-    curve(axes, steps.set_index("step")["loss"], label=label, **style)
+    curve(axes, steps.set_index("step")["loss"], label=name, **style)
     skipped = steps[steps["skipped"]]
     axes.plot(skipped["step"], skipped["loss"], "x", color=colour(place), markersize=8)
     if len(evals := _evals(entry)):
@@ -147,7 +153,8 @@ def noise(report: Report) -> Figure | None:
     if it has a band or a run was compared with it. None where there is neither a band nor a run to compare."""
     every = [[(r, compared(r, runs)) for r in references(runs)] for runs in judged(report)]
     drawn = [[(r, others) for r, others in panels if r.noise is not None or others] for panels in every]
-    height = 1.0 + 3.2 * max(map(len, drawn), default=0)
+    inches = [[3.2 + more_rows([run.entry.label for run in others]) for _, others in panels] for panels in drawn]
+    height = 1.0 + max(map(sum, inches), default=0)
     return parts_of(report.finished, drawn, _noise_part, height, missing="nothing to compare with")
 
 
@@ -175,8 +182,9 @@ def _noise_panel(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
     axes.set_ylim(bottom, top)
     axes.grid(alpha=0.3)
     title = f"reference: {reference.entry.label}" + ("" if runs else ", and no other run to compare with it")
-    axes.legend(title=title, alignment="left", loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,
-                fontsize=8, title_fontsize=9, borderaxespad=0)  # fmt: skip
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles, labels, title=title, alignment="left", loc="lower left", bbox_to_anchor=(0, 1), frameon=False,
+                ncols=min(columns(labels), 3), fontsize=8, title_fontsize=9, borderaxespad=0)  # fmt: skip
 
 
 def _band(axes: Axes, reference: Judged, band: np.ndarray, bottom: float, top: float) -> None:

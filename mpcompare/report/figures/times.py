@@ -22,7 +22,7 @@ LABELLED = 0.12  # share of the longest bar: a shorter piece has no room for its
 
 def step_time(report: Report) -> Figure | None:
     """Draws a bar a run; None where no run finished."""
-    return bars(report.finished, _step_time, room=2.2)
+    return bars(report.finished, _step_time)
 
 
 def _step_time(axes: Axes, entries: Sequence[Entry]) -> None:
@@ -45,7 +45,7 @@ def _ratio(entry: Entry) -> str:
 
 def phases(report: Report) -> Figure | None:
     """Draws a panel a comparison, and one legend for all below them; None where no run finished."""
-    if figure := bars(report.finished, _phases, room=1.5):
+    if figure := bars(report.finished, _phases):
         one_legend(figure, list(COLOURS), ncols=6)
     return figure
 

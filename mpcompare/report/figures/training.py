@@ -27,6 +27,7 @@ from mpcompare.report.figures.kit import (
     legend,
     line,
     marker,
+    more_rows,
     parts_of,
     positive,
     shade_warmup,
@@ -50,7 +51,8 @@ def training(report: Report) -> Figure | None:
     runs = [comparison.finished for comparison in report.finished]
     drawn = [(own, entries) if own else None for own, entries in zip(panels, runs, strict=True)]
     missing = "nothing to show: rate and scale never change, and nothing was monitored"
-    return parts_of(report.finished, drawn, partial(_draw, most=most), 1.2 + 1.7 * most, missing=missing)
+    height = 1.2 + 1.7 * most + max((more_rows([entry.label for entry in entries]) for entries in runs), default=0)
+    return parts_of(report.finished, drawn, partial(_draw, most=most), height, missing=missing)
 
 
 def _draw(part: SubFigure, drawn: tuple[Sequence[Panel], Sequence[Entry]], most: int) -> None:

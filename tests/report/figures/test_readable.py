@@ -4,13 +4,14 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from support.marks import slow_after
-from support.records import write_run
+from support.records import MEASURED, write_run
 
 from mpcompare.foreign import without_folders
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import kit
 from mpcompare.report.figures.registry import FIGURES
+from mpcompare.report.report import contents_of
 from mpcompare.report.runs import find_runs
 
 
@@ -67,6 +68,30 @@ def test_many_runs_without_a_difference_or_a_loss_are_drawn(tmp_path, last):
     for draw in FIGURES.values():
         if figure := draw(report):
             figure.draw_without_rendering()
+
+
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory):
+    """Returns the report on 13 runs with long names, one of which is the baseline."""
+    folder = tmp_path_factory.mktemp("runs")
+    kinds = ("clips_each_micro_batch", "constants_in_bf16", "scheduler_counts_micro_batches")
+    names = [f"real/{kind}_{place}" for place in range(5) for kind in kinds][:13]
+    for place, name in enumerate(names):
+        losses = (2.0, 1.9 + place / 100, 1.8 + place / 100)
+        write_run(folder / f"{place:02}", name, "fp16", losses=losses, race=None, **MEASURED)
+    return contents_of([folder], names[2])
+
+
+@pytest.mark.parametrize("name", slow_after(3, ["glance", "noise", "step_time", "loss", "phases", "memory"]))
+@pytest.mark.filterwarnings("error")
+def test_long_names_are_within_the_canvas_and_leave_room_for_the_panels(long_names, name):
+    figure = FIGURES[name](long_names)
+    figure.draw_without_rendering()
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert (box.x0 >= 0, box.y0 >= 0, box.x1 <= width, box.y1 <= height) == (True,) * 4
+    assert all(axes.bbox.width > 200 and axes.bbox.height > 100 for axes in figure.axes)
+    left, *right = sorted((axes.xaxis.label.get_window_extent() for axes in figure.axes), key=lambda label: label.x0)
+    assert name != "glance" or left.x1 < right[0].x0
 
 
 def test_every_figure_has_a_title():

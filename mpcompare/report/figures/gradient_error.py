@@ -115,9 +115,14 @@ class GradientTable:
         return PANELS + LETTER * sum(sides)
 
     @property
+    def columns(self) -> int:
+        """The columns of the legend."""
+        return min(kit.columns([each.label for each in self.series], self.width), 2)
+
+    @property
     def height(self) -> float:
         """Inches of the figure below its title."""
-        lines = math.ceil(len(self.series) / 2) + 7  # of the legend, and of the caption, which has at most 7
+        lines = math.ceil(len(self.series) / self.columns) + 7  # of the legend, and of the caption, which has at most 7
         return AROUND + LINE * lines + self.inches * len(self.rows)
 
     def kind(self, tensor: str) -> str:
@@ -190,7 +195,7 @@ def _draw(part: SubFigure, table: GradientTable) -> None:
     axes.set_ylim(len(table.names) - 0.5, -0.5)
     axes.set_xlabel(ERROR, fontsize=9)
     handles, labels = axes.get_legend_handles_labels()
-    part.legend(handles, labels, title=_caption(table), loc="outside lower left", ncols=2,
+    part.legend(handles, labels, title=_caption(table), loc="outside lower left", ncols=table.columns,
                 fontsize=8, title_fontsize=8, alignment="left", frameon=False)  # fmt: skip
 
 

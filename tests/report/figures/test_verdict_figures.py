@@ -135,6 +135,16 @@ def test_gradients_that_are_missing_or_no_numbers_are_marked(runs):
     assert "gone fp16: not examined" in legend
 
 
+def test_long_names_of_runs_stand_below_each_other(runs):
+    name = f"{'long_name_' * 5}fp16"
+    runs[name] = replace(runs.pop("other-fp16"), name=name)
+    figure = gradient_error(reported({each.name: each for each in (runs["amp-fp16"], runs[name])}))
+    figure.draw_without_rendering()
+    first, second = (text.get_window_extent() for text in figure.subfigs[0].legends[0].get_texts())
+    assert first.y0 > second.y1
+    assert second.x1 < figure.bbox.x1
+
+
 def large(runs, names):
     """Gives the runs a network with these tensors, of equal errors, in the layers of a class each."""
     first = runs["amp-fp16"].findings.first

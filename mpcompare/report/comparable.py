@@ -6,7 +6,7 @@ from typing import Any
 
 from mpcompare.errors import InputError, check_choice
 from mpcompare.records import MACHINE, named_fields
-from mpcompare.report.runs import OBSERVED, Run
+from mpcompare.report.runs import OBSERVED, STEPS_ASKED, Run
 
 
 def check_is_list(allow: object) -> Sequence[Any]:
@@ -23,7 +23,7 @@ def check_allowed(allow: object, tasks: Iterable[Mapping[str, Any]]) -> None:
     words = [field.split(".") for field in fields]
     known = dict.fromkeys(".".join(each[:end]) for each in words for end in range(1, len(each) + 1))
     for name in check_is_list(allow):
-        check_choice("report.allow", name, (*dict.fromkeys(("task", *known)), "seed", *OBSERVED))
+        check_choice("report.allow", name, (*dict.fromkeys(("task", *known)), "seed", *OBSERVED, *STEPS_ASKED))
 
 
 def short_names(fields: Iterable[str]) -> dict[str, str]:

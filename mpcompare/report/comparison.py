@@ -214,7 +214,7 @@ def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
     shown = ("task", "task.batch_size", "seed", "device_name")
     fields = zip(*map(each, shown), strict=True)
     titles = [f"{task}, batch {batch}, seed {seed}, {device or 'no device'}" for task, batch, seed, device in fields]
-    names = short_names(key for runs in known for run in runs for key in run if key.startswith("task."))
+    names = short_names(key for runs in known for run in runs for key in run if key.startswith(("task.", "train.")))
     words = {key: f"{name} {{}}" for key, name in names.items()}
     for key, word in {**words, "threads": "{} threads", "host": "host {:.8}"}.items():
         values = each(key)

@@ -23,6 +23,7 @@ from mpcompare.typed import check_type, is_of, required
 from mpcompare.verdict.findings import Findings, from_document
 
 OBSERVED = ("dataset_fingerprint", "initial_weights")  # keys of a result that belong to the identity of its task
+STEPS_ASKED = ("train.steps", "train.warmup_steps")  # fields that say how long training is
 UNREADABLE = "unreadable"  # the status of a run whose files are not what a run writes
 
 
@@ -64,14 +65,17 @@ class Run:
 
     @cached_property
     def task_identity(self) -> dict[str, Any]:
-        """Every field of the task, such as ``task.optimizer.lr``, the seed, and ``OBSERVED``, unless the run failed
-        before it knew them. Empty where the task itself is not known: of a record that cannot be read."""
+        """Every field of the task, such as ``task.optimizer.lr``, the seed, ``STEPS_ASKED``, and ``OBSERVED``, unless
+        the run failed before it knew them. Empty where the task itself is not known: of a record that cannot be
+        read."""
         config, made = self.result.config, self.result.set_up
         if not config["task"]:
             return {}
         observed = {key: getattr(made, key) for key in OBSERVED} if made else {}
         named = records.named_fields("task", config["task"])
-        return {**named, "seed": config.get("seed", self.result.seed), **observed}
+        length = {key: value for key, value in records.named_fields("train", config.get("train")).items()
+                  if key in STEPS_ASKED}  # fmt: skip
+        return {**named, **length, "seed": config.get("seed", self.result.seed), **observed}
 
 
 def read_run(folder: Path, name: str = "") -> Run:

@@ -45,6 +45,28 @@ def test_runs_that_differ_are_refused_with_the_field_and_allowed_by_its_name(tmp
     assert summary["not_the_same"].tolist() == [f"NOT THE SAME: {field} (report.allow)"] * 2
 
 
+def test_runs_of_one_sweep_with_other_numbers_of_steps_are_a_comparison_each(tmp_path):
+    for number, losses in enumerate(((2.0, 1.5), (2.0, 1.5, 1.2, 1.0))):
+        for backend in ("amp", "mine"):
+            write_run(tmp_path / f"{backend}{number}", backend, losses=losses, sweep="s")
+    comparisons = compare(find_runs([tmp_path]), "amp")
+    titles = {each.title: [entry.baseline.name for entry in each.entries] for each in comparisons}
+    of_task = "t, batch 8, seed 0, cpu, steps"
+    assert titles == {f"{of_task} 2": ["amp0", "amp0"], f"{of_task} 4": ["amp1", "amp1"]}
+    apart = find_runs([tmp_path / "amp0", tmp_path / "mine1"])
+    (comparison,) = compare(apart, "amp", ["train.steps"])
+    assert [entry.label for entry in comparison.entries] == ["amp bf16 steps=2", "mine bf16 steps=4"]
+
+
+def test_a_run_is_not_judged_by_a_run_with_another_number_of_steps(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", losses=(2.0, 1.5))
+    of = find_runs([tmp_path])
+    with pytest.raises(InputError, match="train.steps=3 in 0, train.steps=2 in 1: these are not one comparison"):
+        compare(of, "amp")
+    assert comparable.differing(of[0], of[1]) == ["train.steps"]
+
+
 def test_a_refusal_names_every_field_and_what_is_allowed_already(tmp_path):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", lr=0.2, seed=1, initial_weights="v")

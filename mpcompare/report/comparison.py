@@ -178,29 +178,38 @@ def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
     datasets = [f"data: {made.dataset} ({made.dataset_reason})" for run in runs if (made := run.result.set_up)]
     different = varied(runs)
     preferred = [run for run in finished if run.result.backend == baseline] or finished[:1]
-    variants = _variants(runs)
-    variant_of = {id(run): variant for run, variant in zip(runs, variants, strict=True)}
-
-    def closest(run: Run) -> Run:
-        """The baseline in the same precision before one of the same variant before one that took turns with the run."""
-        return min(
-            preferred,
-            key=lambda b: (
-                b.result.precision != run.result.precision,
-                variant_of[id(b)] != variant_of[id(run)],
-                b.race != run.race,
-            ),
-        )
-
-    variants = _joined(variants, _options(runs))
+    variants = _joined(_variants(runs), _options(runs))
     variants = _joined(variants, _sweeps(runs, variants))
-    baselines = [closest(run) if run.result.status == "ok" else None for run in runs]
+    baselines = [closest(run, preferred, baseline) if run.result.status == "ok" else None for run in runs]
     return Comparison(
         title=title,
         dataset=_each(datasets) if "dataset_fingerprint" in different else (datasets or ["no data"])[0],
         not_the_same=f"NOT THE SAME: {', '.join(different)} (report.allow)" if different else "",
         entries=[*map(Entry, runs, _labels(runs, variants), variants, baselines)],
     )
+
+
+def closest(run: Run, among: Iterable[Run], backend: str) -> Run:
+    """Returns the run with which ``run`` is best compared, the first of several. What matters most comes first: the
+    precision, the fields in which they differ, the version of torch, the start of training, the ``backend``, the race.
+    """
+
+    def distance(other: Run) -> tuple[bool | int, ...]:
+        return (
+            other.result.precision != run.result.precision,
+            len(differing(other, run)),
+            _torch(other) != _torch(run),
+            other.start != run.start,
+            other.result.backend != backend,
+            other.race != run.race,
+        )
+
+    return min(among, key=distance)
+
+
+def _torch(run: Run) -> str | None:
+    """Returns the version of torch; None where it is not known."""
+    return run.recorded.get("versions", {}).get("torch")
 
 
 def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
@@ -246,7 +255,7 @@ def _variants(runs: Sequence[Run]) -> list[str]:
                 if key in (identity := run.task_identity):
                     value = identity[key][:8] if key in OBSERVED else identity[key]
                     own.append(f"{names[key]}={value}")
-    torch = [run.recorded.get("versions", {}).get("torch") for run in runs]
+    torch = [*map(_torch, runs)]
     if len({*torch} - {None}) > 1:
         for version, own in zip(torch, words, strict=True):
             own += [f"torch {version}"] if version else []

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpcompare.report.comparable import differing
-from mpcompare.report.comparison import Comparison, Entry, compare
+from mpcompare.report.comparison import Comparison, Entry, closest, compare
 from mpcompare.report.runs import UNREADABLE, Run, read_any
 from mpcompare.verdict.judge.check import Examined, Timed
 from mpcompare.verdict.judge.kinds import KINDS
@@ -23,10 +23,11 @@ COLOURS = {"same": "#00664b", "differs": "#a83a00", "near": "#7a5200", "other": 
 def judge_all(comparison: Comparison) -> dict[str, Verdict]:
     """Returns the verdict on every finished run of a comparison, by the name of its folder.
 
-    The reference of a run is the baseline in the same precision. Without such a baseline it is torch's backend with the
-    precision's name, ``fp32`` or ``tf32``, and else the first run in the precision.
+    The reference of a run is the baseline in the same precision. Without such a baseline it is the closest run in the
+    precision, which may be the run itself: torch's backend with the precision's name, ``fp32`` or ``tf32``, if there is
+    one.
     """
-    finished = [entry for entry in comparison.entries if entry.ok]
+    finished = comparison.finished
     return {entry.run.name: _judged(entry.run, _reference(entry, finished)) for entry in finished}
 
 
@@ -43,8 +44,7 @@ def _reference(entry: Entry, finished: Sequence[Entry]) -> Run:
     precision = entry.run.result.precision
     if entry.baseline and entry.baseline.result.precision == precision:
         return entry.baseline
-    alike = [other.run for other in finished if other.run.result.precision == precision]
-    return next((run for run in alike if run.result.backend == precision), alike[0])
+    return closest(entry.run, (other.run for other in finished), precision)
 
 
 def judge_run(run: Run, reference: Run) -> Verdict:

@@ -194,3 +194,23 @@ def test_the_plain_backend_of_a_precision_is_its_reference_whoever_ran_first(tmp
         "1": "1",
         "2": "2",
     }
+
+
+def test_a_run_of_another_variant_start_or_race_has_a_reference_of_its_own(tmp_path):
+    for number, (backend, precision, more) in enumerate([
+        ("amp", "bf16", {}), ("mine", "fp32", {}), ("fp32", "fp32", {}), ("mine", "fp32", {"seed": 1}),
+        ("fp32", "fp32", {"seed": 1}), ("mine", "fp32", {"seed": 2}), ("mine", "fp32", {"race": "other"}),
+        ("fp32", "fp32", {"race": "other"}), ("mine", "fp32", {"torch": "2.11.0"}),
+    ]):  # fmt: skip
+        write_run(tmp_path / str(number), backend, precision, **more)
+    (comparison,) = compare(find_runs([tmp_path]), "amp", ["seed"])
+    references = {name: verdict.reference for name, verdict in judge_all(comparison).items()}
+    assert list(references.values()) == ["0", "2", "2", "4", "4", "5", "7", "7", "8"]
+
+
+def test_a_run_that_was_resumed_is_compared_with_one_from_the_same_checkpoint(tmp_path):
+    start = {"resumed_from": {"path": "x", "step": 0, "backend": "amp", "precision": "bf16", "weights": "w"}}
+    for number, (backend, more) in enumerate([("amp", {}), ("amp", start), ("mine", start)]):
+        write_run(tmp_path / str(number), backend, **more)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    assert [entry.baseline.name for entry in comparison.entries] == ["0", "1", "1"]

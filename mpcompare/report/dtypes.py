@@ -37,6 +37,11 @@ def layers_of(entry: Entry) -> Layers:
     return entry.run.result.module_dtypes or {}
 
 
+def expected_of(entry: Entry) -> Layers:
+    """Returns the dtypes of each layer of the baseline; empty where there is none, or none were observed."""
+    return (entry.baseline.result.module_dtypes if entry.baseline else None) or {}
+
+
 def observed(comparison: Comparison) -> list[Entry]:
     """Returns the runs of which dtypes were observed."""
     return [entry for entry in comparison.entries if layers_of(entry)]
@@ -67,22 +72,21 @@ def classes(entries: Sequence[Entry]) -> dict[str, str]:
     return dict(sorted(by_layer.items(), key=lambda item: item[0] == LOSS))
 
 
-def differing(entry: Entry, layer: str, reference: Entry | None) -> list[str]:
-    """Returns the roles, among roles that both show, in which a layer's dtype is not the reference's."""
-    dtypes = layers_of(entry).get(layer)
-    expected = layers_of(reference).get(layer) if reference else None
+def differing(entry: Entry, layer: str) -> list[str]:
+    """Returns the roles, among roles that both show, in which a layer's dtype is not the baseline's."""
+    dtypes, expected = layers_of(entry).get(layer), expected_of(entry).get(layer)
     if not dtypes or not expected:
         return []
     return [role for role in ROLES if dtypes[role] != expected[role] and "-" not in (dtypes[role], expected[role])]
 
 
-def differences(entry: Entry, reference: Entry) -> str:
-    """Returns a line: the dtypes of forward that are not the reference's, with the classes of layers; or ``""``."""
+def differences(entry: Entry) -> str:
+    """Returns a line: the dtypes of forward that are not the baseline's, with the classes of layers; or ``""``."""
     counts: dict[tuple[str, str], Counter[str]] = {}
     for layer, dtypes in layers_of(entry).items():
-        for role in differing(entry, layer, reference):
+        for role in differing(entry, layer):
             if role in FORWARD:
-                text = f"{role} {dtypes[role]} instead of {layers_of(reference)[layer][role]}"
+                text = f"{role} {dtypes[role]} instead of {expected_of(entry)[layer][role]}"
                 counts.setdefault((role, text), Counter())[dtypes["kind"]] += 1
     return "; ".join(
         f"{text} in {', '.join(name if n == 1 else f'{n} {name}' for name, n in by_class.items())}"
@@ -92,12 +96,10 @@ def differences(entry: Entry, reference: Entry) -> str:
 
 def lines(comparison: Comparison) -> list[str]:
     """Returns :func:`differences` for each run whose baseline is in the same precision, where there are any."""
-    by_run = {id(entry.run): entry for entry in comparison.entries}
-    texts = []
-    for entry in observed(comparison):
-        reference = by_run.get(id(entry.baseline))
-        if reference is None or reference.run.result.precision != entry.run.result.precision:
-            continue
-        if text := differences(entry, reference):
-            texts.append(f"{entry.label} compared with {reference.label}: {text}")
-    return texts
+    return [
+        f"{entry.label} compared with {comparison.label(entry.baseline)}: {text}"
+        for entry in observed(comparison)
+        if entry.baseline
+        and entry.baseline.result.precision == entry.run.result.precision
+        and (text := differences(entry))
+    ]

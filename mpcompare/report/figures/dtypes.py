@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 from mpcompare.fields import LOSS
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.dtypes import classes, differing, layers_of, observed
+from mpcompare.report.dtypes import classes, differing, expected_of, layers_of, observed
 from mpcompare.report.figures import grouping
 from mpcompare.report.figures.kit import ON_DARK, ON_LIGHT, WIDTH, parts_of
 
@@ -48,12 +48,12 @@ def dtypes(report: Report) -> Figure | None:
 
 def _part(part: SubFigure, drawn: tuple[Mapping[str, Entry], Layers], bands: int, beside: int, letters: int) -> None:
     runs, layers = drawn
-    items, baseline = list(runs.items()), next((e for e in runs.values() if e.is_baseline), None)
+    items = list(runs.items())
     for place, axes in enumerate(part.subplots(bands, 1, squeeze=False)[:, 0]):
-        _panel(axes, dict(items[BESIDE * place : BESIDE * (place + 1)]), layers, beside, baseline)
+        _panel(axes, dict(items[BESIDE * place : BESIDE * (place + 1)]), layers, beside)
     handles = [Patch(color=colour, label=name) for name, (colour, _) in STYLES.items()]
     handles.append(Patch(color=OTHER[0], label="another"))
-    if baseline:
+    if any(map(expected_of, runs.values())):
         handles.append(Patch(facecolor=STYLES["fp32"][0], alpha=PALE, label="pale: as in the baseline"))
     part.legend(handles=handles, title=_caption(runs, layers, letters), loc="outside lower left", ncols=5, fontsize=8,
                 title_fontsize=8, alignment="left", frameon=False)  # fmt: skip
@@ -128,7 +128,7 @@ def _name(layers: Sequence[str], layer_class: str) -> str:
     return f"{name} ({layer_class})" if name else f"{len(layers)} {layer_class}"
 
 
-def _panel(axes: Axes, runs: Mapping[str, Entry], rows: Layers, beside: int, baseline: Entry | None) -> None:
+def _panel(axes: Axes, runs: Mapping[str, Entry], rows: Layers, beside: int) -> None:
     """Draws a band of runs, as wide as one of ``beside`` runs."""
     step = len(SHOWN) + GAP
     for place, (heading, entry) in enumerate(runs.items()):
@@ -140,7 +140,7 @@ def _panel(axes: Axes, runs: Mapping[str, Entry], rows: Layers, beside: int, bas
             dtypes = layers_of(entry).get(layers[0])
             if dtypes is None:
                 continue
-            different = SHOWN if baseline in (None, entry) else differing(entry, layers[0], baseline)
+            different = SHOWN if entry.is_baseline or not expected_of(entry) else differing(entry, layers[0])
             for x, role in enumerate(SHOWN):
                 _cell(axes, left + x, y, dtypes[role], role in different)
     axes.set_xlim(-0.1, beside * step - GAP + 0.9)

@@ -19,7 +19,9 @@ from mpcompare.paths import DIFFERS
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.dtypes import ROLES
-from mpcompare.report.outputs.page import output
+from mpcompare.report.figures.dtypes import PALE
+from mpcompare.report.figures.dtypes import dtypes as drawn_dtypes
+from mpcompare.report.outputs.page import output, tables
 from mpcompare.report.outputs.page.checks import HIGHEST, LOWEST, SHOWN, Bar, CheckedRun, Kind, bars
 from mpcompare.report.outputs.page.words import advice, answers
 from mpcompare.report.report import report
@@ -278,6 +280,17 @@ def test_no_sentence_of_the_page_and_of_the_markdown_is_too_long(runs):
         r"<br>|</?(p|li|d[dlt]|t[dhr]|h\d|summary|figcaption|div|pre|button|label|nav|ul)\b[^>]*>", "\n\n", page
     )
     assert too_long(re.sub(r"<[^>]*>", "", page)) == []
+
+
+def test_the_dtypes_of_a_run_are_compared_with_its_own_baseline(tmp_path):
+    for precision in ("fp16", "bf16"):
+        layers = {"layer1": {"kind": "Linear", **dict.fromkeys(ROLES, precision)}}
+        for backend in ("amp", "mine"):
+            write_run(tmp_path / f"{backend}-{precision}", backend, precision, module_dtypes=layers)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    assert [row.differs for row in tables.dtypes(comparison).rows] == [False]
+    (axes,) = drawn_dtypes(Report([comparison], "amp")).axes
+    assert [patch.get_alpha() for patch in axes.patches] == [1.0] * 10 + [PALE] * 10  # baselines, then the others
 
 
 @pytest.mark.slow

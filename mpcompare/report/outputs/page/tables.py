@@ -125,12 +125,11 @@ def versions(comparison: Comparison) -> Settings:
 def dtypes(comparison: Comparison) -> Settings:
     """Returns the dtypes of all layers as observed; without rows where none were."""
     runs = alike(observed(comparison))
-    baseline = next((entry for entry in runs.values() if entry.is_baseline), None)
     rows = []
     for names, layer_class in grouped(list(runs.values())) if runs else ():
         cells = []
         for entry in runs.values():
-            different = [] if baseline is entry else differing(entry, names[0], baseline)
+            different = differing(entry, names[0])
             own = layers_of(entry).get(names[0]) or {}
             cells.append([(own.get(role, ""), role in different) for role in ROLES])
         name = " .. ".join(dict.fromkeys((names[0], names[-1]))) or "the network"

@@ -9,3 +9,8 @@ def short(value: float, digits: int = 4) -> str:
     """
     text = f"{value:.{digits}g}"
     return f"{value:.0f}" if "e+" in text and abs(value) < 1e15 else text
+
+
+def as_ratio(value: float) -> str:
+    """Returns a ratio with two digits after the point, and a small one with its first two: ``1.38``, ``0.0031``."""
+    return f"{value:.2g}" if value < 0.095 else f"{value:.2f}"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mpcompare.numerals import short
+from mpcompare.numerals import as_ratio, short
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,9 @@ def test_a_number_has_few_digits_and_all_before_the_point(value, text):
 
 def test_a_loss_scale_is_written_in_full():
     assert short(2.0**24, 6) == "16777216"
+
+
+def test_a_small_ratio_keeps_two_digits():
+    assert [*map(as_ratio, (1.379, 0.0951, 0.0949, 0.00312, 0.0, math.nan))] == [
+        "1.38", "0.10", "0.095", "0.0031", "0", "nan",
+    ]  # fmt: skip

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special  # scipy.stats takes half a second to import
 
+from mpcompare.numerals import as_ratio
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -18,7 +20,8 @@ class Interval:
 
     def __str__(self) -> str:
         """``1.38 (1.37-1.39)``, or ``1.38`` where there is no interval."""
-        return f"{self.median:.2f}" + ("" if math.isnan(self.low) else f" ({self.low:.2f}-{self.high:.2f})")
+        span = "" if math.isnan(self.low) else f" ({as_ratio(self.low)}-{as_ratio(self.high)})"
+        return as_ratio(self.median) + span
 
     @property
     def half_width(self) -> float:

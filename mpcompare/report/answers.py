@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mpcompare.numerals import short
+from mpcompare.numerals import as_ratio, short
 from mpcompare.race.intervals import MIN_VALUES
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.runs import UNREADABLE, Run
@@ -139,14 +139,14 @@ def _faster(comparison: Comparison) -> list[Sentence]:
     told = [entry for entry in known if not entry.time_ratio.low <= 1 <= entry.time_ratio.high]
     for entry in told[:MOST]:
         ratio, of = entry.time_ratio, Name(comparison.label(entry.baseline))
-        span = f" ({_digits(ratio.low)} to {_digits(ratio.high)}){_beware(entry)}."
-        said.append((Name(entry.label), f" takes {_digits(ratio.median)} of the time of ", of, span))
+        span = f" ({as_ratio(ratio.low)} to {as_ratio(ratio.high)}){_beware(entry)}."
+        said.append((Name(entry.label), f" takes {as_ratio(ratio.median)} of the time of ", of, span))
     said += about(told[MOST:], ": the table has its time.", ": the table has their times.")
     for baseline in dict.fromkeys(comparison.label(entry.baseline) for entry in known):
         alike = [entry for entry in known if entry not in told and comparison.label(entry.baseline) == baseline]
         if alike:
             low, high = min(e.time_ratio.low for e in alike), max(e.time_ratio.high for e in alike)
-            span = f"{_digits(low)} to {_digits(high)} of the time of "
+            span = f"{as_ratio(low)} to {as_ratio(high)} of the time of "
             which = "which one is faster" if len(alike) == 1 else "whether they are faster"
             said += about(alike, f" takes {span}", f" take {span}", Name(baseline), f": {which} cannot be told.")
     apart = [entry for entry in known if not entry.side_by_side]
@@ -171,13 +171,13 @@ def _smaller(comparison: Comparison) -> list[Sentence]:
         said += about(_only_baseline(comparison), " needs the least.")
     for entry in others[:MOST]:
         assert entry.baseline is not None
-        share = f"{_digits(entry.memory_ratio)} of the {_megabytes(entry.baseline)} of "
+        share = f"{as_ratio(entry.memory_ratio)} of the {_megabytes(entry.baseline)} of "
         of, beware = Name(comparison.label(entry.baseline)), _beware(entry)
         said.append((Name(entry.label), f" needs {_megabytes(entry.run)}, {share}", of, f"{beware}."))
     kinds = {entry.run.name: (comparison.label(entry.baseline), _beware(entry)) for entry in others[MOST:]}
     for baseline, beware in dict.fromkeys(kinds.values()):
         alike = [entry for entry in others[MOST:] if kinds[entry.run.name] == (baseline, beware)]
-        low, high = _digits(alike[0].memory_ratio), _digits(alike[-1].memory_ratio)
+        low, high = as_ratio(alike[0].memory_ratio), as_ratio(alike[-1].memory_ratio)
         span = f"{low if low == high else f'{low} to {high}'} of the memory of "
         beware = beware if len(alike) == 1 else beware.replace("does", "do").replace("differs", "differ")
         said += about(alike, f" needs {span}", f" need {span}", Name(baseline), f"{beware}.")
@@ -192,11 +192,6 @@ def _only_baseline(comparison: Comparison) -> list[Entry]:
     """Returns the baseline; nothing where there are several, which nobody has compared with each other."""
     baselines = [entry for entry in comparison.finished if entry.is_baseline]
     return baselines if len(baselines) == 1 else []
-
-
-def _digits(ratio: float) -> str:
-    """Returns a ratio with two digits after the point, and a small one with its first two."""
-    return f"{ratio:.2f}" if ratio >= 0.095 else f"{ratio:.2g}"
 
 
 def _megabytes(run: Run) -> str:

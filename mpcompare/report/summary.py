@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from mpcompare.numerals import as_ratio
 from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, percent, percentiles, recorded
 from mpcompare.report.comparison import Comparison, Row
 from mpcompare.report.remarks import environment, resumed_from
@@ -75,7 +76,7 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
     Column("peak_memory_vs_baseline", "1",
            "The measured peak of the run over the measured peak of the baseline: smaller is less memory.",
            lambda row: row.entry.memory_ratio, heading="memory / {baseline}",
-           text=lambda row, value: "1" if row.entry.is_baseline else number(".2f")(row, value)),
+           text=lambda row, value: "1" if row.entry.is_baseline else as_ratio(value)),
     Column("peak_memory_vs_model", "1", "The measured peak over the peak of the analytic model, less 1.",
            lambda row: row.entry.model_difference, heading="vs model",
            text=lambda _, difference: percent(difference), in_files=False),

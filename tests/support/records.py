@@ -48,7 +48,7 @@ def write_run(
     folder.mkdir(parents=True)
     at_start = {"task": "t", "batch_size": 8, "seed": 0, "sweep": None}
     at_start |= {name: more.pop(name) for name in AT_START if name in more}
-    config = _config(at_start["batch_size"], len(losses) or 3, more)
+    config = _config(at_start["batch_size"], len(losses) if status == "ok" else 3, more)
     recorder = RunRecorder(folder, {"backend": backend, "precision": precision, **at_start, "config": config})
     if losses:
         recorder.append(STEPS, [_step(number, loss, step_ms) for number, loss in enumerate(losses, start=1)])

@@ -8,6 +8,7 @@ from functools import cache
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
+from mpcompare.numerals import as_ratio
 from mpcompare.paths import DIFFERS
 from mpcompare.report import answers as questions
 from mpcompare.report.comparison import Comparison, Entry
@@ -99,13 +100,13 @@ def reading(comparison: Comparison) -> list[str]:
     time, memory = example.time_ratio, example.memory_ratio
     if math.isfinite(time.low):
         said.append(
-            f"Time: a step of {label} takes {time.median:.2f} of {baseline}'s time. The true ratio lies between "
-            f"{time.low:.2f} and {time.high:.2f} in 95 of 100 such measurements. Below 1 is faster. "
+            f"Time: a step of {label} takes {as_ratio(time.median)} of {baseline}'s time. The true ratio lies between "
+            f"{as_ratio(time.low)} and {as_ratio(time.high)} in 95 of 100 such measurements. Below 1 is faster. "
             "It is the median over pairs of blocks that took turns, and may differ from the ratio of the two medians."
         )
     else:
         said.append(f"Time: the ratio of {label} has no interval here, so it is not shown.")
-    said.append(f"Memory: a step of {label} needs {memory:.2f} of {baseline}'s peak. Below 1 is smaller.")
+    said.append(f"Memory: a step of {label} needs {as_ratio(memory)} of {baseline}'s peak. Below 1 is smaller.")
     if verdict := example.verdict:
         failed = sum(not check.passed for check in verdict.checks)
         said.append(

@@ -140,13 +140,13 @@ def _faster(comparison: Comparison) -> list[Sentence]:
     for entry in told[:MOST]:
         ratio, of = entry.time_ratio, Name(comparison.label(entry.baseline))
         span = f" ({as_ratio(ratio.low)} to {as_ratio(ratio.high)}){_beware(entry)}."
-        said.append((Name(entry.label), f" takes {as_ratio(ratio.median)} of the time of ", of, span))
+        said.append((Name(entry.label), f" takes {as_ratio(ratio.median)} times as long as ", of, span))
     said += about(told[MOST:], ": the table has its time.", ": the table has their times.")
     for baseline in dict.fromkeys(comparison.label(entry.baseline) for entry in known):
         alike = [entry for entry in known if entry not in told and comparison.label(entry.baseline) == baseline]
         if alike:
             low, high = min(e.time_ratio.low for e in alike), max(e.time_ratio.high for e in alike)
-            span = f"{as_ratio(low)} to {as_ratio(high)} of the time of "
+            span = f"{as_ratio(low)} to {as_ratio(high)} times as long as "
             which = "which one is faster" if len(alike) == 1 else "whether they are faster"
             said += about(alike, f" takes {span}", f" take {span}", Name(baseline), f": {which} cannot be told.")
     apart = [entry for entry in known if not entry.side_by_side]
@@ -154,8 +154,8 @@ def _faster(comparison: Comparison) -> list[Sentence]:
     if unknown := [entry for entry in others if entry not in known]:
         timed = [run.finished for entry in unknown for run in (entry.run, entry.baseline) if run]
         rounds = min(each.blocks.timing.rounds for each in timed)
-        blocks = f"{rounds} round{'' if rounds == 1 else 's'}, and {MIN_VALUES} are needed"
-        said += about(unknown, f": too few blocks for a ratio ({blocks}).")
+        blocks = f"{rounds} round{' was' if rounds == 1 else 's were'} timed, and {MIN_VALUES} are needed"
+        said += about(unknown, f": not known: {blocks} (measure.budget_s).")
     return said
 
 
@@ -171,14 +171,14 @@ def _smaller(comparison: Comparison) -> list[Sentence]:
         said += about(_only_baseline(comparison), " needs the least.")
     for entry in others[:MOST]:
         assert entry.baseline is not None
-        share = f"{as_ratio(entry.memory_ratio)} of the {_megabytes(entry.baseline)} of "
+        share = f"{as_ratio(entry.memory_ratio)} times the {_megabytes(entry.baseline)} of "
         of, beware = Name(comparison.label(entry.baseline)), _beware(entry)
         said.append((Name(entry.label), f" needs {_megabytes(entry.run)}, {share}", of, f"{beware}."))
     kinds = {entry.run.name: (comparison.label(entry.baseline), _beware(entry)) for entry in others[MOST:]}
     for baseline, beware in dict.fromkeys(kinds.values()):
         alike = [entry for entry in others[MOST:] if kinds[entry.run.name] == (baseline, beware)]
         low, high = as_ratio(alike[0].memory_ratio), as_ratio(alike[-1].memory_ratio)
-        span = f"{low if low == high else f'{low} to {high}'} of the memory of "
+        span = f"{low if low == high else f'{low} to {high}'} times the memory of "
         beware = beware if len(alike) == 1 else beware.replace("does", "do").replace("differs", "differ")
         said += about(alike, f" needs {span}", f" need {span}", Name(baseline), f"{beware}.")
     return said

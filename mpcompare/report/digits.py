@@ -4,8 +4,6 @@
 the line take one run of each precision: the reference of the others, where it shows its layers.
 """
 
-from collections.abc import Mapping
-
 from mpcompare.precision import PRECISIONS
 from mpcompare.report.columns import OF_RUN, TEXT, Column, named, number
 from mpcompare.report.comparison import Comparison
@@ -51,18 +49,15 @@ def lines(comparison: Comparison) -> list[str]:
 def _line(each: Map) -> str:
     rows = sorted(each.rows, key=lambda row: row.rank, reverse=True)
     (worst, *_), advised = rows, sum(bool(row.advice) for row in rows)
-    verb = "goes beyond" if worst.overflows else "loses the most digits of"
+    start = "Numbers go beyond {}" if worst.overflows else "Rounding to {} matters most"
     name = worst.name  # behind the class of the layer, because many names are numbers
     where = name if name.startswith("before ") else " ".join(filter(None, ("in", worst.digits.kind, name)))
-    model = each.entry.run.result.config["task"].get("model")
-    target = model.get("_target_") if isinstance(model, Mapping) else None
-    network = target.rpartition(".")[2] if isinstance(target, str) else "the network"
-    text = f"{network} {verb} {each.precision} {where}, {each.when}: "
-    if not advised:
-        part, error, _ = worst.worst
-        text += f"one rounding is {percent(error)} of its {part}"
-        return f"{text}; none of the {len(rows)} places that were seen loses half of its digits or overflows"
-    return f"{text}{worst.because}; {advised} of the {len(rows)} places that were seen should stay in fp32"
+    text, seen = f"{start.format(each.precision)} {where}, {each.when}", f"of the {len(rows)} places that were seen"
+    if advised:
+        return f"{text}: {worst.because}. {advised} {seen} should stay in fp32."
+    part, error, _ = worst.worst
+    changes = f"one rounding changes its {part} by {percent(error)}"
+    return f"{text}: {changes}. None {seen} loses half of its digits or overflows."
 
 
 def _digits(name: str, meaning: str, heading: str = "", spec: str = ".2g", per: float = 1.0) -> Column[DigitsRow]:

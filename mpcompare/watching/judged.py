@@ -107,7 +107,7 @@ class HowFar:
             return "none of their layers is seen"
         counts = {"layers": self.layers, "parameters": self.parameters}
         seen = [f"{sum(each.values())} of {len(each)} {what}" for what, each in counts.items() if each]
-        size = f", and {said(self.resolution)}" if any(self.parameters.values()) else ""
+        size = f", and an error in a gradient of {said(self.resolution)}" if any(self.parameters.values()) else ""
         return f"{' and '.join(seen)} are seen{size}"
 
 

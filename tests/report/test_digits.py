@@ -59,23 +59,23 @@ def test_a_line_names_the_layer_that_loses_the_most_digits_and_the_dtype_of_the_
     )
     (line,) = digits.lines(comparison)
     assert line == (
-        "Net loses the most digits of bf16 in Minus minus, after training: one rounding is 12 % of its output, for it "
-        "sums what is 50 times as large; amp bf16 computes it in bf16; 1 of the 2 places that were seen should stay "
-        "in fp32"
+        "Rounding to bf16 matters most in Minus minus, after training: one rounding is 12 % of its output, for it "
+        "sums what is 50 times as large; amp bf16 computes it in bf16. 1 of the 2 places that were seen should stay "
+        "in fp32."
     )
 
 
 def test_a_line_says_overflow_first():
     (line,) = digits.lines(compared(entry("amp", "fp16", first={"minus": CANCELS, "norm": SQUARES})))
     assert line == (
-        "Net goes beyond fp16 in Norm norm, in the first step: squares above 65504; amp fp16 computes it in fp32; "
-        "2 of the 2 places that were seen should stay in fp32"
+        "Numbers go beyond fp16 in Norm norm, in the first step: squares above 65504; amp fp16 computes it in fp32. "
+        "2 of the 2 places that were seen should stay in fp32."
     )
 
 
 def test_a_line_says_that_no_layer_needs_fp32():
     (line,) = digits.lines(compared(entry("amp", "bf16", last={"a": RIGHT, "before (output)": RIGHT})))
-    assert line.endswith("; none of the 2 places that were seen loses half of its digits or overflows")
+    assert line.endswith(" by 0.2 %. None of the 2 places that were seen loses half of its digits or overflows.")
 
 
 def test_a_line_says_that_nothing_is_known():

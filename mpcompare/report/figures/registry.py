@@ -95,7 +95,8 @@ def _excuse(name: str, error: Exception) -> Figure:
 # In the order in which a reader wants them.
 _FIGURES = (
     ReportFigure(glance, "Time, memory and verdict of each run",
-                 "Time and memory are over the baseline's, so smaller is better; colour and sign are the verdict's."),
+                 "Time and memory are divided by the baseline's: smaller is better; colour and sign are the "
+                 "verdict's."),
     ReportFigure(loss, "Loss",
                  "Curves that lie on each other computed the same loss; the panel below shows on a log axis how far "
                  "each is from the baseline's. Of more than 20 runs each has a panel."),

@@ -112,7 +112,7 @@ def _said(row: Row) -> tuple[str, str]:
     compared = f", compared with `{_code(reference.label)}`" if reference and reference is not row.entry else ""
     unchecked = f"; not checked: {escape(', '.join(verdict.unchecked))}" if verdict.unchecked else ""
     if verdict.word is Word.SAME:
-        sees = f"; the examination {verdict.sees}" if verdict.sees else ""
+        sees = f"; {verdict.sees}" if verdict.sees else ""
         return "Same", compared + sees + unchecked
     if verdict.word is Word.WITHIN_NOISE:
         return "Within noise", f"{compared}, but its gradients cannot be seen{unchecked}"

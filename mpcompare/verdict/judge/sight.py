@@ -56,8 +56,8 @@ class Sight:
 
 
 def said(resolution: float) -> str:
-    """Returns a resolution in words, with one digit where it is below 10 %."""
-    return f"an error in a gradient of {100 * resolution:{'.1g' if resolution < 0.095 else '.0f'}} % or more"
+    """Returns ``0.7 % or more``, with one digit where it is below 10 %."""
+    return f"{100 * resolution:{'.1g' if resolution < 0.095 else '.0f'}} % or more"
 
 
 def sight(case: Case) -> Sight | None:

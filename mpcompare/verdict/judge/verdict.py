@@ -75,7 +75,7 @@ def judge(run: Examined, reference: Examined) -> Verdict:
         word, cause = (Word.REFERENCE, "") if case.is_reference else (Word.NOT_COMPARABLE, "gradients")
         return verdict(word, cause, never)
     if seen := sight(case):
-        verdict = partial(verdict, sees=f"would see {said(seen.resolution)}")
+        verdict = partial(verdict, sees=f"an error of {said(seen.resolution)} in a gradient would have been found")
     if case.is_reference:
         return verdict(Word.REFERENCE, because=doubt(run))
     if seen and not seen.enough:

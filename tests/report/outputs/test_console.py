@@ -104,8 +104,8 @@ def test_a_console_shows_the_comparison_then_its_table_and_what_there_is_to_say(
         "amp bf16  4  5  1  0  +1.0 %  50  0.5",
         "gone bf16: failed: precision=fp16: no",
         "Right?  gone bf16 did not finish.",
-        "Faster?  mine bf16 takes 0.50 of the time of amp bf16 (0.50 to 0.50).",
-        "Smaller?  mine bf16 needs 2 MB, 1.00 of the 2 MB of amp bf16.",
+        "Faster?  mine bf16 takes 0.50 times as long as amp bf16 (0.50 to 0.50).",
+        "Smaller?  mine bf16 needs 2 MB, 1.00 times the 2 MB of amp bf16.",
     ]
 
 
@@ -115,9 +115,9 @@ def test_each_answer_is_a_line_of_its_own_next_to_its_question(tmp_path, monkeyp
     lines = shown(tmp_path, monkeypatch, capsys, 80)
     begin = next(place for place, line in enumerate(lines) if line.startswith("Faster?"))
     assert lines[begin : begin + 3] == [
-        "Faster?   mine bf16 takes 0.83 of the time of amp bf16 (0.83 to 0.83).",
-        "other bf16 takes 1.17 of the time of amp bf16 (1.17 to 1.17).",
-        "Smaller?  mine bf16 needs 2 MB, 1.00 of the 2 MB of amp bf16.",
+        "Faster?   mine bf16 takes 0.83 times as long as amp bf16 (0.83 to 0.83).",
+        "other bf16 takes 1.17 times as long as amp bf16 (1.17 to 1.17).",
+        "Smaller?  mine bf16 needs 2 MB, 1.00 times the 2 MB of amp bf16.",
     ]
 
 

@@ -66,7 +66,7 @@ def _answer(entry: Entry, labels: dict[str, str]) -> VerdictWords:
             more += f"; {verdict.because}" if verdict.because else ""
         case _:
             more = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""
-    more += f"; the examination {verdict.sees}" if verdict.sees and verdict.word is not Word.DIFFERS else ""
+    more += f"; {verdict.sees}" if verdict.sees and verdict.word is not Word.DIFFERS else ""
     cause = verdict.cause if verdict.word is Word.DIFFERS else ""
     return VerdictWords(entry.label, verdict.said, more, ", ".join(verdict.unchecked), anchor, cause)
 

@@ -23,7 +23,7 @@ from mpcompare.report.figures.dtypes import PALE
 from mpcompare.report.figures.dtypes import dtypes as drawn_dtypes
 from mpcompare.report.outputs.page import output, tables
 from mpcompare.report.outputs.page.checks import HIGHEST, LOWEST, SHOWN, Bar, CheckedRun, Kind, bars
-from mpcompare.report.outputs.page.words import advice, answers
+from mpcompare.report.outputs.page.words import advice, answers, reading
 from mpcompare.report.report import report
 from mpcompare.report.runs import find_runs
 from mpcompare.verdict.judge.check import Check
@@ -242,10 +242,21 @@ def test_the_answers_stand_first(runs):
 @pytest.mark.usefixtures("undrawn")
 def test_how_to_read_the_page_is_said_with_its_own_numbers(runs):
     words = Page(rendered(runs, [check(value=3.0), check("another")])).words
-    assert "a step of mine bf16 takes 0.50 of amp bf16's time" in words
+    assert "a step of mine bf16 takes 0.50 times as long as one of amp bf16" in words
     assert "between 0.50 and 0.50" in words
-    assert "mine bf16 needs 1.00 of amp bf16's peak" in words
+    assert "mine bf16 needs 1.00 times the peak of amp bf16" in words
     assert "1 of its 2 checks failed" in words
+    assert "the median over pairs of blocks that took turns" in words
+
+
+def test_how_to_read_the_page_says_what_is_so(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", race="another")
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    words = " ".join(reading(comparison.judged({"1": Verdict(Word.NOT_EXAMINED, reference="0")})))
+    assert "The two took no turns, so drift of the machine is in it." in words
+    assert "pairs of blocks" not in words
+    assert "checks failed" not in words
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -99,15 +99,16 @@ def reading(comparison: Comparison) -> list[str]:
     label, baseline = example.label, comparison.label(example.baseline)
     time, memory = example.time_ratio, example.memory_ratio
     if math.isfinite(time.low):
+        turns = "It is the median over pairs of blocks that took turns, and may not be the ratio of the two medians."
         said.append(
-            f"Time: a step of {label} takes {as_ratio(time.median)} of {baseline}'s time. The true ratio lies between "
-            f"{as_ratio(time.low)} and {as_ratio(time.high)} in 95 of 100 such measurements. Below 1 is faster. "
-            "It is the median over pairs of blocks that took turns, and may differ from the ratio of the two medians."
+            f"Time: a step of {label} takes {as_ratio(time.median)} times as long as one of {baseline}. The true ratio "
+            f"lies between {as_ratio(time.low)} and {as_ratio(time.high)} in 95 of 100 such measurements. Below 1 is "
+            "faster. " + (turns if example.side_by_side else "The two took no turns, so drift of the machine is in it.")
         )
     else:
         said.append(f"Time: the ratio of {label} has no interval here, so it is not shown.")
-    said.append(f"Memory: a step of {label} needs {as_ratio(memory)} of {baseline}'s peak. Below 1 is smaller.")
-    if verdict := example.verdict:
+    said.append(f"Memory: a step of {label} needs {as_ratio(memory)} times the peak of {baseline}. Below 1 is smaller.")
+    if (verdict := example.verdict) and verdict.checks:
         failed = sum(not check.passed for check in verdict.checks)
         said.append(
             f'Verdict: {label} is "{example.word}": {failed} of its {len(verdict.checks)} checks failed. '

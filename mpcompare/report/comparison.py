@@ -141,6 +141,11 @@ class Comparison:
         name = entry.verdict.reference if entry.verdict else None
         return next((each for each in self.finished if each.run.name == name), None)
 
+    def of_reference(self, entry: Entry) -> str:
+        """Returns whether other runs were judged by ``entry``, in words."""
+        others = any(self.reference(each) is entry for each in self.finished if each is not entry)
+        return "others are compared with it" if others else "no other run is compared with it"
+
     def judged(self, verdicts: Mapping[str, Verdict]) -> "Comparison":
         """Returns the comparison with these verdicts on its runs, by their names."""
         return replace(self, entries=[replace(entry, verdict=verdicts.get(entry.run.name)) for entry in self.entries])

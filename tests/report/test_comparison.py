@@ -208,6 +208,16 @@ def test_a_run_of_another_variant_start_or_race_has_a_reference_of_its_own(tmp_p
     assert list(references.values()) == ["0", "2", "2", "4", "4", "5", "7", "7", "8"]
 
 
+def test_a_reference_with_which_nobody_is_compared_says_so(tmp_path):
+    for number, (backend, precision) in enumerate([("amp", "bf16"), ("fp32", "fp32"), ("mine", "bf16")]):
+        write_run(tmp_path / str(number), backend, precision)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    judged = comparison.judged(judge_all(comparison))
+    assert [judged.of_reference(entry) for entry in judged.entries[:2]] == [
+        "others are compared with it", "no other run is compared with it",
+    ]  # fmt: skip
+
+
 def test_a_run_that_was_resumed_is_compared_with_one_from_the_same_checkpoint(tmp_path):
     start = {"resumed_from": {"path": "x", "step": 0, "backend": "amp", "precision": "bf16", "weights": "w"}}
     for number, (backend, more) in enumerate([("amp", {}), ("amp", start), ("mine", start)]):

@@ -107,7 +107,7 @@ def _said(row: Row) -> tuple[str, str]:
     if verdict is None or verdict.word is Word.NOT_EXAMINED:
         return "Not examined", because
     if verdict.word is Word.REFERENCE:
-        return "Reference", f"; others are compared with it{because}"
+        return "Reference", f"; {row.comparison.of_reference(row.entry)}{because}"
     reference = row.comparison.reference(row.entry)
     compared = f", compared with `{_code(reference.label)}`" if reference and reference is not row.entry else ""
     unchecked = f"; not checked: {escape(', '.join(verdict.unchecked))}" if verdict.unchecked else ""

@@ -38,10 +38,12 @@ class VerdictWords:
 def answers(comparison: Comparison) -> list[VerdictWords]:
     """Returns the verdicts on the runs of a comparison, what differs first."""
     labels = {entry.run.name: entry.label for entry in comparison.entries}
-    return [_answer(entry, labels) for entry in sorted(comparison.entries, key=lambda entry: entry.word.rank)]
+    return [
+        _answer(comparison, entry, labels) for entry in sorted(comparison.entries, key=lambda entry: entry.word.rank)
+    ]
 
 
-def _answer(entry: Entry, labels: dict[str, str]) -> VerdictWords:
+def _answer(comparison: Comparison, entry: Entry, labels: dict[str, str]) -> VerdictWords:
     if not entry.ok or (verdict := entry.verdict) is None:
         return VerdictWords(entry.label, entry.word, f": {entry.run.result.status}: {entry.error}")
     other = labels.get(verdict.reference or "", verdict.reference or "")
@@ -62,7 +64,7 @@ def _answer(entry: Entry, labels: dict[str, str]) -> VerdictWords:
         case Word.DIFFERS_AS_DECLARED:
             more = f" from {other}: {verdict.cause}; no other difference was found in {count} checks"
         case Word.REFERENCE:
-            more = f": others are compared with it; it passed the {count} checks that need no other run"
+            more = f": {comparison.of_reference(entry)}; it passed the {count} checks that need no other run"
             more += f"; {verdict.because}" if verdict.because else ""
         case _:
             more = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""

@@ -101,9 +101,10 @@ class Entry:
         return memory.peak_memory_bytes / model - 1 if self.ok and memory and model else float("nan")
 
     @property
-    def max_abs_loss_diff(self) -> float:
-        """Largest difference of the training loss to the baseline's at the same step, over the steps both have."""
-        return float(self.loss_diff.max(skipna=False)) if len(self.loss_diff) else math.nan
+    def max_abs_loss_diff(self) -> float | None:
+        """Largest difference of the training loss to the baseline's at the same step, over the steps both have; None
+        where they have none in common."""
+        return float(self.loss_diff.max(skipna=False)) if len(self.loss_diff) else None
 
     @cached_property
     def loss_diff(self) -> pd.Series:

@@ -44,10 +44,10 @@ def _phase(name: str) -> Column[Row]:
     )
 
 
-def _loss_difference(row: Row) -> float | str:
+def _loss_difference(row: Row) -> float | str | None:
     """A difference that is no number is a result, not an empty cell: a word."""
     difference = row.entry.max_abs_loss_diff
-    return str(difference) if row.entry.ok and not math.isfinite(difference) else difference
+    return difference if difference is None or math.isfinite(difference) else str(difference)
 
 
 def _time_ratio(row: Row, _: float) -> str:
@@ -84,7 +84,7 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
     Column("max_abs_loss_diff_vs_baseline", "1",
            "The largest difference of the training loss to the baseline's training loss.",
            _loss_difference, heading="max |loss - {baseline}|", wraps=True,
-           text=lambda row, _: "baseline" if row.entry.is_baseline else f"{row.entry.max_abs_loss_diff:.1e}"),
+           text=lambda row, difference: "baseline" if row.entry.is_baseline else number(".1e")(row, difference)),
     recorded("test_accuracy", "1",
              "The accuracy on held-out samples after training; empty for tasks without classes.",
              heading="test acc.", text=number(".4f")),

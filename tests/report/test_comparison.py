@@ -1,9 +1,12 @@
 """Comparisons: their titles, the labels of their runs, and the baseline of each."""
 
+from dataclasses import replace
+
 import pytest
 from support.records import write_run
 
 from mpcompare.errors import InputError
+from mpcompare.report import summary
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs import data
@@ -216,6 +219,16 @@ def test_a_reference_with_which_nobody_is_compared_says_so(tmp_path):
     assert [judged.of_reference(entry) for entry in judged.entries[:2]] == [
         "others are compared with it", "no other run is compared with it",
     ]  # fmt: skip
+
+
+def test_runs_without_a_step_in_common_have_no_difference_of_losses(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine")
+    amp, mine = find_runs([tmp_path])
+    (comparison,) = compare([amp, replace(mine, steps=mine.steps.assign(step=mine.steps["step"] + 3))], "amp")
+    row = comparison.rows[1]
+    (column,) = (each for each in summary.COLUMNS if each.name == "max_abs_loss_diff_vs_baseline")
+    assert (column.value(row), column.cell(row)) == (None, "-")
 
 
 def test_a_run_that_was_resumed_is_compared_with_one_from_the_same_checkpoint(tmp_path):

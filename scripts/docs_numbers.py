@@ -80,7 +80,7 @@ def phases(file: Path) -> str:
     """Returns the time of each phase in ms, from the summary of a sweep."""
     summary = pd.read_csv(file)
     names = ("forward", "backward", "unscale", "clip", "step", "update")
-    table = pd.DataFrame({"backend": _names(summary)} | {name: summary[f"{name}_ms"] for name in names})
+    table = pd.DataFrame({"backend": _names(summary)} | {name: summary[f"phase_{name}_ms"] for name in names})
     table["first step"] = summary["first_step_ms"]
     return markdown(table.dropna(axis="columns", how="all"))
 

@@ -37,7 +37,7 @@ def cell(column: Column[Row], row: Row) -> str:
 
 def _phase(name: str) -> Column[Row]:
     return Column(
-        f"{name.replace(' ', '_')}_ms",
+        f"phase_{name.replace(' ', '_')}_ms",
         "ms",
         f"The median time of the phase {name!r} in a step; empty where it holds no work.",
         lambda row: row.recorded["phase_ms"].get(name),

@@ -77,5 +77,5 @@ def test_every_column_of_the_file_has_a_unit_and_a_meaning(tmp_path):
     known = {column.name: column for row in rows for column in summary.columns_of(row) if column.in_files}
     written = list(pd.read_csv(tmp_path / "report" / "summary.csv"))
     assert sorted(written) == sorted(known)
-    assert {"forward_ms", "whole_step_ms"} <= set(written)
+    assert {"phase_forward_ms", "phase_whole_step_ms"} <= set(written)
     assert all(known[name].unit and known[name].meaning for name in written)

@@ -56,8 +56,8 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
         is_formula = isinstance(value, str) and len(value) > 1 and value.startswith(FORMULA) and value not in WORDS
         return f"'{value}" if is_formula else value
 
-    if rows:
-        table = pd.DataFrame([{key: text(value) for key, value in row.items()} for row in rows])
+    if rows:  # objects: a missing number would make floats of the whole numbers in its column
+        table = pd.DataFrame([{key: text(value) for key, value in row.items()} for row in rows], dtype=object)
         write_atomically(path, lambda unfinished: table.to_csv(unfinished, index=False))
 
 

@@ -8,6 +8,8 @@ from support.records import WHOLE, write_run
 
 from mpcompare.report import summary
 from mpcompare.report.comparison import compare
+from mpcompare.report.contents import Report
+from mpcompare.report.outputs import data
 from mpcompare.report.report import report
 from mpcompare.report.runs import find_runs
 
@@ -57,6 +59,16 @@ def test_a_loss_that_is_nan_is_not_no_difference(tmp_path, capsys):
     assert report([tmp_path], tmp_path / "report", "amp", formats=[])
     assert " nan " in capsys.readouterr().out
     assert (tmp_path / "report" / "summary.csv").read_text().splitlines()[2].split(",")[11] == "nan"
+
+
+def test_whole_numbers_stay_whole_where_a_run_has_none(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", status="failed", losses=())
+    data.summary_csv(Report(compare(find_runs([tmp_path]), "amp"), "amp"), tmp_path)
+    table = pd.read_csv(tmp_path / "summary.csv", dtype=str)
+    assert table["peak_memory_bytes"].tolist()[0] == "2000000"
+    assert table["time_vs_baseline"].tolist()[0] == "1.0"
+    assert table.loc[1, ["peak_memory_bytes", "time_vs_baseline", "side_by_side"]].isna().all()
 
 
 def test_a_sweep_in_which_nothing_finished_still_has_a_table(tmp_path):

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -269,26 +269,30 @@ def _variants(runs: Sequence[Run]) -> list[str]:
 
 
 def _options(runs: Sequence[Run]) -> list[str]:
-    """For each run the options of its backend, and its loss scale, in which the runs of this backend in this precision
-    differ; a value that most of these runs have is left out."""
+    """For each run the options of its backend, its loss scale and the options of that, in which the runs of this
+    backend in this precision differ; a value that most of these runs have is left out. An option that a run lacks is
+    ``-``, unless its loss scale is of another kind: such an option says nothing of it."""
 
     def options(run: Run) -> dict[str, Any]:
-        asked_for = run.result.config.get("backend")  # of a run that failed, whatever was asked for
-        node = asked_for if isinstance(asked_for, Mapping) else {}
-        known = {key: v for key, v in node.items() if key != "_target_" and "${" not in str(v)}
+        nodes = (run.result.config.get(name) for name in ("backend", "loss_scale"))  # whatever was asked for
+        items = (item for node in nodes if isinstance(node, Mapping) for item in node.items())
+        known = {key: v for key, v in items if not key.startswith("_") and "${" not in str(v)}
         return {**known, **({"loss_scale": made.loss_scale} if (made := run.result.set_up) else {})}
 
-    def words(run: Run) -> str:
-        own = (run.result.backend, run.result.precision)
-        alike = [other for other in runs if (other.result.backend, other.result.precision) == own]
-        each = {key: [str(options(r)[key]) for r in alike if key in options(r)] for key in options(run)}
-        return " ".join(
-            f"{key}={value}"
-            for key, value in options(run).items()
-            if len(set(each[key])) > 1 and each[key].count(str(value)) <= len(each[key]) / 2
-        )
+    def words(own: Mapping[str, Any], alike: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        kind = own.get("loss_scale")
+        for key in dict.fromkeys(key for each in alike for key in each):
+            peers = [each for each in alike if (key in own and key in each) or each.get("loss_scale") == kind]
+            values, value = [str(each.get(key, "-")) for each in peers], str(own.get(key, "-"))
+            if len(set(values)) > 1 and values.count(value) <= len(values) / 2:
+                yield f"{key}={value}"
 
-    return [words(run) for run in runs]
+    every = [options(run) for run in runs]
+    alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run, own in zip(runs, every, strict=True):
+        alike.setdefault((run.result.backend, run.result.precision), []).append(own)
+    named = zip(runs, every, strict=True)
+    return [" ".join(words(own, alike[run.result.backend, run.result.precision])) for run, own in named]
 
 
 def _sweeps(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:

@@ -162,6 +162,22 @@ def test_of_two_that_differ_both_say_in_what(tmp_path):
     ]
 
 
+def test_an_option_that_only_one_run_has_and_values_of_the_loss_scale_tell_runs_apart(tmp_path):
+    def scaled(run, **loss_scale):
+        config = {**run.result.config, "loss_scale": {"_target_": "DynamicLossScale", **loss_scale}}
+        return replace(run, result=replace(run.result, config=config))
+
+    write_run(tmp_path / "0", "scratch", loss_scale="dynamic")
+    write_run(tmp_path / "1", "scratch", loss_scale="dynamic", options={"softmax": "fp16"})
+    write_run(tmp_path / "2", "scratch", loss_scale="dynamic")
+    write_run(tmp_path / "3", "scratch", loss_scale="none")
+    runs = find_runs([tmp_path])
+    runs[:3] = [scaled(run, init_scale=scale) for run, scale in zip(runs, (1024.0, 1024.0, 2.0), strict=False)]
+    assert labels(compare(runs, "scratch")) == [
+        ["scratch bf16", "scratch bf16 softmax=fp16", "scratch bf16 init_scale=2.0", "scratch bf16 loss_scale=none"]
+    ]  # fmt: skip
+
+
 def test_options_do_not_choose_the_baseline(tmp_path):
     write_run(tmp_path / "0", "scratch", options=scratch())
     write_run(tmp_path / "1", "scratch", options=scratch(accumulate="bf16"))

@@ -16,6 +16,7 @@ from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import registry
 from mpcompare.report.formats import DEFAULT, check_formats
+from mpcompare.report.formats import FIGURES as DRAWN
 from mpcompare.report.outputs import console, data, summary_md, summary_tex
 from mpcompare.report.outputs.page import output as page
 from mpcompare.report.runs import UNREADABLE, Run, find_runs
@@ -40,6 +41,13 @@ OUTPUTS: Mapping[str, Output] = {
     "inference_csv": data.inference_csv,
     "page": page.write,
 }
+
+# Every file that an output may write.
+FILES = (
+    *(f"{figure}.{each}" for figure in registry.FIGURES for each in DRAWN),
+    *("summary.csv", "summary.md", "summary.tex", "verdict.json", "dtypes.csv", "digits.csv", "inference.csv"),
+    page.NAME,
+)
 
 
 def report(
@@ -75,6 +83,7 @@ def report(
     table, *files = OUTPUTS
     try:
         out.mkdir(parents=True, exist_ok=True)
+        _clear(out)
         terminal = Console(stderr=True)
         with terminal.status("Drawing the figures and the page") if terminal.is_terminal else nullcontext():
             failed = [error for name in files if (error := _failure(name, contents, out))]
@@ -88,6 +97,13 @@ def report(
     first = next(entry.run for entry in contents.entries if entry.run.result.status != UNREADABLE)
     strict = _configured(first).get("strict", False) if strict is None else strict
     return contents.complete and not failed and not (strict and contents.differs)
+
+
+def _clear(out: Path) -> None:
+    """Deletes the files of an earlier report: the page would offer those that are not written again."""
+    if (out / page.NAME).exists():
+        for name in FILES:
+            (out / name).unlink(missing_ok=True)
 
 
 def _failure(name: str, contents: Report, out: Path) -> Exception | None:

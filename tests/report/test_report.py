@@ -12,7 +12,7 @@ from support.records import write_run
 
 from mpcompare.report.__main__ import main as report_main
 from mpcompare.report.dtypes import ROLES
-from mpcompare.report.report import report
+from mpcompare.report.report import FILES, report
 
 
 @pytest.mark.slow
@@ -83,6 +83,27 @@ def test_outputs_write_the_files_for_which_there_is_something_to_show(tmp_path):
     assert report([tmp_path], tmp_path / "more", "amp")
     written = {path.name for path in (tmp_path / "more").iterdir()}
     assert written == always | {"dtypes.csv", "dtypes.png", "inference.csv"}
+    assert written <= set(FILES)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_files_of_an_earlier_report_are_gone(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    out = tmp_path / "report"
+    out.mkdir()
+    (out / "loss.pdf").write_text("drawn by somebody else")
+    assert report([tmp_path], out, "amp", formats=["tex"])
+    assert {"summary.tex", "loss.pdf"} <= {path.name for path in out.iterdir()}
+    for name in ("loss.svg", "dtypes.csv", "own.csv"):
+        (out / name).write_text("")
+    assert report([tmp_path], out, "amp", formats=[])
+    assert {path.name for path in out.iterdir()} == {
+        "summary.csv",
+        "summary.md",
+        "verdict.json",
+        "index.html",
+        "own.csv",
+    }
 
 
 @pytest.mark.slow

@@ -62,9 +62,8 @@ def about(entries: Sequence[Entry], one: str, several: str | None = None, *more:
 
 
 def first_clause(because: str) -> str:
-    """Returns the beginning of a reason as the end of a sentence, with no more than its first tensors."""
-    clause = re.split(r"(?:: |; | \()", because, maxsplit=1)[0]
-    words = re.sub(r",? and \d+ more\b", "", clause).split()
+    """Returns the beginning of a reason as the end of a sentence."""
+    words = re.split(r"(?:: |; | \()", because, maxsplit=1)[0].split()
     return " ".join(words[:WORDS]) + (" ..." if len(words) > WORDS else ".")
 
 

@@ -163,5 +163,8 @@ def test_a_reason_is_cut_after_its_first_clause():
     assert first_clause("the output of a is off, beyond what roundings make: what b passes") == (
         "the output of a is off, beyond what roundings make."
     )
-    assert first_clause("a.weight, b.weight and 17 more have no gradient") == "a.weight, b.weight have no gradient."
+    assert (
+        first_clause("a.weight, b.weight and 17 more have no gradient")
+        == "a.weight, b.weight and 17 more have no gradient."
+    )
     assert first_clause(" ".join("x" * 40)).endswith(" ...")

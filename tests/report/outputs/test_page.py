@@ -293,6 +293,18 @@ def test_no_sentence_of_the_page_and_of_the_markdown_is_too_long(runs):
     assert too_long(re.sub(r"<[^>]*>", "", page)) == []
 
 
+def test_settings_that_differ_in_late_digits_differ_and_a_ratio_that_is_not_shown_sorts_nothing(tmp_path):
+    write_run(tmp_path / "0", "amp", lr=0.1234567)
+    write_run(tmp_path / "1", "mine", lr=0.1234568, blocks=[10.0])
+    (comparison,) = compare(find_runs([tmp_path]), "amp", ["task"])
+    (row,) = (row for row in tables.configurations(comparison).rows if row.name == "task.optimizer.lr")
+    assert row.differs
+    assert row.values == ["0.1234567", "0.1234568"]
+    runs = tables.runs(comparison)
+    place = [column.name for column in runs.columns].index("time_vs_baseline")
+    assert [row[place] for row in runs.rows] == [tables.Cell("1", 1.0), tables.Cell("-")]
+
+
 def test_the_dtypes_of_a_run_are_compared_with_its_own_baseline(tmp_path):
     for precision in ("fp16", "bf16"):
         layers = {"layer1": {"kind": "Linear", **dict.fromkeys(ROLES, precision)}}

@@ -68,7 +68,8 @@ def _cell(column: Column[Any], row: Any) -> Cell:
     value = column.value(row)
     first = value[0] if isinstance(value, tuple) else value
     number = float(first) if isinstance(first, (int, float)) else math.nan
-    return Cell(column.cell(row), None if math.isnan(number) else number)
+    text = column.cell(row)
+    return Cell(text, None if math.isnan(number) or text == "-" else number)
 
 
 class Setting(NamedTuple):
@@ -151,8 +152,9 @@ def _settings(entries: Sequence[Entry], of: Callable[[Entry], Values]) -> Settin
 
 
 def _text(value: object) -> str:
-    if isinstance(value, float):
-        return short(value, 6)
+    if isinstance(value, float):  # few digits only where they are all of them: others would hide a difference
+        text = short(value, 6)
+        return text if float(text) == value else repr(value)
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

@@ -126,9 +126,9 @@ def _part(setup: Setup, rows: list[dict[str, Any]], finish: Finish) -> BlocksRec
 
 def _describe_training(entrant: Entrant) -> str:
     setup, rows = entrant.setup, entrant.trained.rows
-    first, last = rows[0], rows[-1]
+    first, last, steps = rows[0], rows[-1], f"{len(rows)} step{'' if len(rows) == 1 else 's'}"
     return (
-        f"{setup.record.engine}, {setup.dataset.name}, {len(rows)} steps, loss {last['loss']:.4f}, "
+        f"{setup.record.engine}, {setup.dataset.name}, {steps}, loss {last['loss']:.4f}, "
         f"first step {short(first['step_ms'])} ms, last {short(last['step_ms'])} ms"
     )
 

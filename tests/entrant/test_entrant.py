@@ -14,6 +14,7 @@ from support.tasks import make_batch, make_task
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.contract import Stepper
 from mpcompare.cost import allocated_bytes
+from mpcompare.entrant import blocks
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.memory import take
 from mpcompare.errors import InputError
@@ -193,3 +194,11 @@ def test_a_plan_that_cannot_be_followed_is_one_line(change, message):
     with pytest.raises(InputError) as said:
         replan(PLAN, **change).dataset()
     assert str(said.value).startswith(message)
+
+
+def test_training_of_one_step_says_so():
+    part = types.SimpleNamespace
+    setup = part(record=part(engine="torch"), dataset=part(name="digits"))
+    entrant = part(setup=setup, trained=part(rows=[{"loss": 2.0, "step_ms": 1.5}]))
+    said = "torch, digits, 1 step, loss 2.0000, first step 1.5 ms, last 1.5 ms"
+    assert blocks._describe_training(entrant) == said

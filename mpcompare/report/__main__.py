@@ -30,7 +30,8 @@ def main() -> None:
         nargs="*",
         metavar="FIELD",
         help="fields in which runs of one comparison may differ all the same: task.optimizer.lr and the like, "
-        "task.model for all in it, seed, dataset_fingerprint, initial_weights (default: as for --baseline)",
+        "task.model for all in it, train.steps, seed, dataset_fingerprint, initial_weights "
+        "(default: as for --baseline)",
     )
     parser.add_argument(
         "--strict",

@@ -173,8 +173,8 @@ def test_the_phases_of_all_runs_are_shown_and_a_whole_step_is_one_of_its_own(tmp
     assert re.search(r"amp bf16 +4 +5 +1 +0 +- +\+1\.0 % +50 ", out)
     assert re.search(r"other bf16 +4 +3 +- +- +- +\+1\.0 %", out)
     summary = pd.read_csv(tmp_path / "report" / "summary.csv")
-    assert summary["whole_step_ms"].tolist()[0] == 7.5
-    assert summary["backward_ms"].tolist()[1:] == [5, 3]
+    assert summary["phase_whole_step_ms"].tolist()[0] == 7.5
+    assert summary["phase_backward_ms"].tolist()[1:] == [5, 3]
 
 
 def test_where_there_are_whole_steps_only_there_are_no_phases(tmp_path, capsys):

@@ -75,6 +75,6 @@ def _check(config: DictConfig, folder: str, below: bool) -> None:
         check_flag("report.strict", asked("report.strict"))
         check_formats(asked("report.formats"))
         check_is_list(allow := asked("report.allow"))
-        if not below:  # the launcher has the tasks of a sweep's jobs
+        if not (below and "mpcompare" in str(config.hydra.launcher._target_)):  # our launchers have the jobs' tasks
             task = asked("task")
             check_allowed(allow, [OmegaConf.to_container(task)] if task else [])  # type: ignore[list-item]

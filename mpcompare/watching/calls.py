@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from mpcompare import generators
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.forced.objects import leaves_of
 from mpcompare.verdict.examine.forced.random_numbers import Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Record, is_real
 from mpcompare.verdict.examine.forced.recorder import Recorder, autocast_dtype
@@ -127,8 +128,8 @@ class Calls:
     def end(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call. A call whose result requires no gradient is no part of a sum."""
         life, self.recorder.life = self.recorder.life, None
-        values = tree_leaves(result)
-        if not any(is_real(v) and v.requires_grad for v in values):
+        values, held = tree_leaves(result), leaves_of(result)
+        if not any(is_real(v) and v.requires_grad for v in held):
             return
         calls = self.recorder.record.calls
         if compiled or not calls.get(OUTPUT):
@@ -141,8 +142,9 @@ class Calls:
         self._passes -= called.within
         called.after = self.buffers()
         called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
-        nodes = [v.grad_fn for v in values if is_real(v) and v.grad_fn is not None]
-        called.ends = [node._sequence_nr() for node in nodes]
+        called.ends = [v.grad_fn._sequence_nr() for v in values if is_real(v) and v.grad_fn is not None]
+        nodes = [v.grad_fn for v in held if is_real(v) and v.grad_fn is not None]
+        called.last = max((node._sequence_nr() for node in nodes), default=0)
         if nodes:  # else it returns a parameter
             called.graph = weakref.ref(life)
             for node in nodes:
@@ -154,7 +156,7 @@ class Calls:
         the value as one of its inner values."""
         assert tensor.grad_fn is not None
         began = tensor.grad_fn._sequence_nr()
-        called = next((c for c in self.made() if c.begins < began <= max(c.ends, default=0)), None)
+        called = next((c for c in self.made() if c.begins < began <= c.last), None)
         if called is None:
             return None
         if (made := self.recorder.makers.get(tensor)) is not None:

@@ -11,7 +11,7 @@ from torch.utils._pytree import TreeSpec
 from mpcompare.dtypes import HALF
 from mpcompare.generators import DeviceGenerator, GeneratorStates
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.forced.record import Call
+from mpcompare.verdict.examine.forced.record import OUTPUT, Call
 from mpcompare.watching.modules_then import Attributes, Hooks
 
 
@@ -41,8 +41,9 @@ class Other:
 
 @dataclass(frozen=True)
 class Inner:
-    """A value that the network computes within a call and does not return, but that the loop uses. A hook may collect
-    the output of a layer, or an attribute may hold an auxiliary loss."""
+    """A value that the network computes within a call and does not return by itself, but that the loop uses. A hook may
+    collect the output of a layer, an attribute may hold an auxiliary loss, and an object that is returned may hold it.
+    """
 
     slot: Slot
     value: Tensor
@@ -54,7 +55,7 @@ class Inner:
     @property
     def name(self) -> str:
         """The names of the module and of the attribute."""
-        return ".".join(filter(None, (self.module, self.attribute)))
+        return ".".join(filter(None, (self.module, self.attribute))) or OUTPUT
 
 
 @dataclass(eq=False)
@@ -84,6 +85,7 @@ class Called:
     after: dict[str, Tensor] = field(default_factory=dict)  # the buffers at its end
     layers: dict[str, list[Call]] = field(default_factory=dict)  # the calls of the layers within it
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
+    last: int = 0  # the largest of these, and of the functions of tensors that it returns in objects
     inner: list[Inner] = field(default_factory=list)  # the values within it that the loop uses
     within: frozenset[int] = frozenset()  # the numbers of the backward passes that the network takes within it
     only: frozenset[int] | None = None  # the backward passes whose gradients a replay takes; None: all

@@ -18,6 +18,7 @@ from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
 from mpcompare.verdict.examine.forced.instead import Instead
 from mpcompare.verdict.examine.forced.kernels import Kernels
+from mpcompare.verdict.examine.forced.objects import leaves_of
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Call
 from mpcompare.verdict.examine.forced.replay import Recorded
@@ -182,7 +183,7 @@ class FromTheRoot(Player):
         with ExitStack() as hooks:
             for name, module in modules.items():
                 hooks.enter_context(
-                    module.register_forward_hook(lambda _, __, y, name=name: self.passed_on(name, tree_leaves(y)))
+                    module.register_forward_hook(lambda _, __, y, name=name: self.passed_on(name, leaves_of(y)))
                 )
             yield
         for each in inner:

@@ -60,7 +60,8 @@ class Tape:
         name, first = str(getattr(func, "__name__", "")), tensors[0]
         mutates = writes_into_first(func) or _is_in_place(func, args, kwargs)
         mutates &= not (first.is_leaf and first.requires_grad)  # as in torch.nn.init and requires_grad_
-        if mutates and first not in self.slots and id(first) not in self.names:
+        is_new = mutates and first not in self.slots and id(first) not in self.names
+        if is_new and not (first.requires_grad and self.made_within(first)):
             self.slot(first, self.copy(first))
         hidden: list[str] = []
         kept = [self.ref(leaf, hidden) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -123,12 +124,12 @@ class Tape:
     def _used_by(self, ends: Sequence[Tensor]) -> tuple[frozenset[str], bool]:
         """Returns the names of the parameters that some tensors depend on above the outputs of the network, and whether
         the tensors depend on the network through more than its outputs."""
-        calls = [event for event in self.events if isinstance(event, Called) and event.ends]
+        calls = [event for event in self.events if isinstance(event, Called)]
         outputs = {node for event in calls for node in event.ends}
         names: set[str] = set()
         inner = False
         for node in functions_of(ends, outputs):
-            inner |= any(event.begins < node._sequence_nr() <= max(event.ends) for event in calls)
+            inner |= any(event.begins < node._sequence_nr() <= event.last for event in calls)
             names.add(self.names.get(id(getattr(node, "variable", None)), ""))
         return frozenset(names - {""}), inner
 

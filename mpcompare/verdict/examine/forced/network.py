@@ -134,7 +134,8 @@ class ForcedNetwork:
         if call is None:
             return result
         self.arithmetic.passing("loss")
-        return tree_unflatten(self._passed(At(self, part, number, call), values), spec)
+        passed = zip(self._passed(At(self, part, number, call), values), values, strict=True)
+        return tree_unflatten([y if isinstance(y, Tensor) else own for y, own in passed], spec)
 
     def _passed(self, at: At, values: list[Any], module: nn.Module | None = None) -> list[Any]:
         """Returns what a call passes on."""

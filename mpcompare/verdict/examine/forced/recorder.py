@@ -29,6 +29,7 @@ from mpcompare.verdict.examine.forced.choices import (
 from mpcompare.verdict.examine.forced.copies import Copies
 from mpcompare.verdict.examine.forced.kinks import KINKED, operands
 from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on, takes_hooks
+from mpcompare.verdict.examine.forced.objects import leaves_of, tensors_in
 from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of, is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import Noted, copied
 from mpcompare.verdict.examine.forced.record import Call, Record, is_real
@@ -137,16 +138,23 @@ class Recorder(Arrivals):
             given = tree_flatten((args, kwargs))[0]
             call.into = next((at for at, v in enumerate(given) if v is result and isinstance(v, Tensor)), None)
             result = self._keep(name, call, result)
-        if name and not in_backward():
-            outputs = enumerate(tree_flatten(result)[0])
-            self.makers.update({v: (name, self._counts[name], i) for i, v in outputs if is_real(v) and v.requires_grad})
-            self._counts[name] += 1
+        if not in_backward():
+            self._note_makers(name, result)
         if self._is_whole(name):
             result = self._keep(OUTPUT, self.whole.pop(), result)
-            if not any(self.record.calls[OUTPUT][-1].passes):  # a look at the network, and no part of the step
+            if not any(map(_is_tracked, leaves_of(result))):  # a look at the network, and no part of the step
                 for each, calls in self.record.calls.items():
                     del calls[self.before.get(each, 0) :]
         return result
+
+    def _note_makers(self, name: str, result: Any) -> None:
+        """Notes which module returned a tensor. A module may return an object that holds what another one has made."""
+        nest = len(tree_flatten(result)[0])
+        for place, value in enumerate(leaves_of(result)):
+            if _is_tracked(value) and (place >= nest or name):
+                made = name, self._counts[name], place
+                self.makers[value] = made if place < nest else self.makers.get(value, made)
+        self._counts[name] += 1
 
     def chose(self, func: Any, args: Any, result: Any) -> None:
         """Is told of an operation that chooses, or multiplies, and of one with kinks before it has a result, which is
@@ -184,18 +192,18 @@ class Recorder(Arrivals):
     def _keep(self, name: str, call: Call, result: Any) -> Any:
         """Keeps the outputs of a call, and returns them, or copies of some: see ``Copies``."""
         values, call.spec = tree_flatten(result)
-        call.outputs = [self._kept(value) for value in values]
+        call.outputs = [None if tensors_in(v) else self._kept(v) for v in values]  # an object would hold the graph
         listened = self.copies.of(values, call.begins)
         if any(a is not b for a, b in zip(listened, values, strict=True)):
             values, result = listened, tree_unflatten(listened, call.spec)
         call.gradients = [None] * len(values)
-        call.passes = [is_real(value) and value.requires_grad for value in values]
+        call.passes = list(map(_is_tracked, values))
         if in_backward():
             call = self._first_run(name, call)
         else:
             self.record.calls[name].append(call)
         for place, value in enumerate(values):
-            if is_real(value) and value.requires_grad:
+            if _is_tracked(value):
                 self.listen(name, call, place, value)
         return result
 
@@ -264,8 +272,11 @@ def _is_hidden(value: Any) -> bool:
     tensors, as an instance of a dataclass. A record holds real numbers, and nests that torch knows."""
     if isinstance(value, Tensor):
         return value.is_complex()
-    slots = [getattr(value, name, None) for name in tree_flatten(getattr(type(value), "__slots__", ()))[0]]
-    return any(isinstance(v, Tensor) for v in tree_flatten([getattr(value, "__dict__", {}), slots])[0])
+    return bool(tensors_in(value))
+
+
+def _is_tracked(value: Any) -> bool:
+    return is_real(value) and value.requires_grad
 
 
 def _is_marked(value: Any) -> bool:

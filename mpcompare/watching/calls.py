@@ -23,7 +23,7 @@ from mpcompare.verdict.examine.numerics import sum_of_bits
 from mpcompare.verdict.examine.unseen import Unseen
 from mpcompare.watching.events import Called, Event, Inner, Op, Other, Own, Root, Slot, is_open, needed, of_the_network
 from mpcompare.watching.guard import Guard
-from mpcompare.watching.modules_then import attribute_of, attributes_of, hooks_of
+from mpcompare.watching.modules_then import attribute_of, attributes_of, cached_of, hooks_of
 from mpcompare.watching.reasons import Reasons
 from mpcompare.watching.spool import Spool
 from mpcompare.watching.tape import Tape
@@ -104,6 +104,7 @@ class Calls:
             hooks=hooks_of(self.network),
             trained=trained,
             autocast=autocast_dtype(),
+            cached=cached_of(self.network),
             first=first,
             begins=torch.autograd._get_sequence_nr() - 1,
             given={at: slot for at, slot in slots.items() if slot is not None},

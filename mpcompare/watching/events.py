@@ -73,6 +73,8 @@ class Called:
     hooks: Hooks
     trained: frozenset[str]  # the parameters that required a gradient
     autocast: torch.dtype | None  # the dtype of autocast; None where there was none
+    # how many weights of its modules torch had in the cache of its parametrizations; None where it kept none
+    cached: int | None
     first: dict[str, int]  # by layer the number of calls before it
     begins: int  # the number that autograd gave the last function before the functions of the network
     # by place the inputs that depend on parameters, or that the loop computes from the outputs of other calls

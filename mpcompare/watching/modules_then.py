@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from mpcompare.verdict.examine.forced.module_hooks import is_recorders
@@ -75,6 +76,14 @@ def attribute_of(network: nn.Module, tensor: Tensor) -> tuple[str, str, int] | N
                 if leaf is tensor:
                     return name, attribute, place
     return None
+
+
+def cached_of(network: nn.Module) -> int | None:
+    """Returns how many weights of a network ``parametrize.cached`` keeps; None where nobody has entered it."""
+    if not parametrize._cache_enabled:
+        return None
+    own = set(map(id, network.modules()))
+    return sum(module in own for module, _ in parametrize._cache)
 
 
 def _is_kept(value: Any) -> bool:

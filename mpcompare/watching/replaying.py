@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from mpcompare import generators
@@ -92,6 +94,7 @@ class FromTheRoot(Player):
         network."""
         values: dict[Slot, Tensor] = {}
         self.latest: Called | None = None
+        self.cache: dict[Any, Any] = {}  # the weights that parametrizations keep from call to call
         self.outputs: dict[str, list[Any]] = {}  # by module with inner values the outputs of its calls
         self.times_made: Counter[tuple[str, int]] = Counter()  # how often each inner value was made
         seen, events = self.step.sum, self.step.sum.tape
@@ -159,7 +162,7 @@ class FromTheRoot(Player):
         computed = {at: self.leaf(leaf, values) for at, leaf in event.given.items()}
         if any(getattr(call.inputs[at], "shape", None) != value.shape for at, value in computed.items()):
             raise NotReplayedError("a wrapper changes what the network is given")
-        with self._keeping(event.inner, values):
+        with self._keeping(event.inner, values), self._cached(event.cached):
             result = self.call(call, computed, event.part)
         self.weights.moved = own
         return self.output(result, event.part) if event.part and self.is_forcing else result
@@ -174,6 +177,14 @@ class FromTheRoot(Player):
                 self.tell(point, other.numbers, value.detach(), other.numbers.dtype)
             made[name] = Instead.apply(value, self.arithmetic.operand(other.numbers.to(value.dtype)))
         return made
+
+    def _cached(self, count: int | None) -> AbstractContextManager[Any]:
+        """Lets torch keep the weights of parametrizations as it did in a call, which found so many weights of calls before
+        it."""
+        self.cache = self.cache if count else {}
+        if len(self.cache) < (count or 0):
+            raise NotReplayedError("parametrize.cached() keeps weights that were computed before these gradients")
+        return mock.patch.multiple(parametrize, _cache_enabled=int(count is not None), _cache=self.cache)
 
     @contextmanager
     def _keeping(self, inner: Sequence[Inner], values: dict[Slot, Tensor]) -> Iterator[None]:

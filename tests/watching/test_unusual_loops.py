@@ -9,6 +9,7 @@ import torch
 from support.marks import diagonal
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations, parametrize
 
 import mpcompare
 from mpcompare.watching.attach import alive
@@ -311,3 +312,26 @@ def test_a_class_without_a_hash_is_no_obstacle():
     kept, attention = [Strange()], nn.MultiheadAttention(4, 2)
     assert any(each is attention for each in alive(nn.MultiheadAttention))
     assert kept
+
+
+def test_two_calls_may_have_one_weight_that_torch_keeps_of_a_parametrization():
+    """The cache may also hold a weight that the loop computed first. Such layers are not examined."""
+
+    def train(first):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 3))
+        parametrizations.weight_norm(model[0])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with mpcompare.watch(model, optimizer, steps=1) as seen:
+            with parametrize.cached():
+                loss = first(model) + loss_of(model) + loss_of(model)
+            (loss + loss_of(model)).backward()
+            optimizer.step()
+        return seen
+
+    seen = train(lambda model: 0.0)
+    assert (seen.defects, seen.not_examined) == ([], [])
+    assert str(seen).startswith("no defect in 1 update: 3 of 3 layers and 5 of 5 parameters are seen")
+    seen = train(lambda model: model[0].weight.square().mean())
+    assert seen.defects == []
+    assert "parametrize.cached() keeps weights that were computed before" in seen.not_examined[0]

@@ -237,6 +237,40 @@ def test_a_right_loop_has_no_defect(make):
     assert ([str(each) for each in seen.defects], seen.not_examined) == ([], [])
 
 
+class HandsOnAtTimes(nn.Module):
+    """Hands on its input in each second call: it is a layer in the calls between."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x if self.calls % 2 else x.square()
+
+
+class CallsAtTimes(HandsOnAtTimes):
+    """Calls a layer in each second call, and computes by itself in the calls between."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.layer = nn.Parameter(torch.ones(WIDTH)), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x) * self.gain if self.calls % 2 == 0 else x * self.gain
+
+
+@pytest.mark.parametrize("make", [HandsOnAtTimes, CallsAtTimes])
+def test_a_module_may_be_a_layer_in_some_calls_alone(make):
+    """The numbers of its calls were other ones in the replay, and the loop was accused."""
+    loop = replace(LOOP, updates=1, dtype=torch.float32, accumulate=3)
+    loop.make = lambda: nn.Sequential(nn.Linear(4, WIDTH), make(), nn.Linear(WIDTH, 3))
+    seen = loop.run(mpcompare.watch)
+    assert (seen.defects, seen.not_examined) == ([], [])
+    assert seen.sight.parameters["0.weight"]
+
+
 @pytest.mark.slow
 def test_a_network_that_returns_one_tensor_twice():
     class Features(nn.Module):

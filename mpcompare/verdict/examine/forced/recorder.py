@@ -59,6 +59,8 @@ class Recorder(Arrivals):
     Attributes:
         parts: whether the parts of the network may be called by themselves, each as a network.
         copies: the copies of outputs that a layer makes others of.
+        others: the names of the modules that were no layer in a call. They are none in later calls: the calls of a layer
+            have the numbers that they have in a replay.
         scripts: the names of the modules that take no hooks, since they are scripts of torch.jit.
         makers: by tensor the module that returned it last, the number of the module's call within the call of the
             network, and the place of the tensor among the outputs.
@@ -69,6 +71,7 @@ class Recorder(Arrivals):
     ) -> None:
         super().__init__(copy, guard)
         self.parts, self.copies = parts, Copies()
+        self.others: set[str] = set()
         self.scripts: list[str] = []
         self.makers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._counts: Counter[str] = Counter()  # by module the number of its calls within the call of the network
@@ -127,18 +130,22 @@ class Recorder(Arrivals):
     def returned(self, name: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
         if torch.is_inference_mode_enabled() or is_transformed():
             return result
-        call = self.open.pop()
-        if call is not None and any(map(_is_hidden, (*call.inputs, *tree_flatten(result)[0]))):
+        call, first = self.open.pop(), not in_backward()
+        is_other = first and name in self.others
+        if call is not None and (is_other or any(map(_is_hidden, (*call.inputs, *tree_flatten(result)[0])))):
             self._give_to_network(call)  # the record cannot hold all that the module is given or returns
             call = None
         if call is not None and not is_torchs(module):
             call.choices = [each for each in self._choices if each.place[-1] in KINKED]
         self._choices.clear()  # other choices of a layer are its own
-        if call is not None and not _hands_on(call, result):
+        is_layer = call is not None and not _hands_on(call, result)
+        if first and not is_layer and torch.is_grad_enabled():
+            self.others.add(name)
+        if call is not None and is_layer:
             given = tree_flatten((args, kwargs))[0]
             call.into = next((at for at, v in enumerate(given) if v is result and isinstance(v, Tensor)), None)
             result = self._keep(name, call, result)
-        if not in_backward():
+        if first:
             self._note_makers(name, result)
         if self._is_whole(name):
             result = self._keep(OUTPUT, self.whole.pop(), result)

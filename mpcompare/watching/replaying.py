@@ -179,8 +179,8 @@ class FromTheRoot(Player):
         return made
 
     def _cached(self, count: int | None) -> AbstractContextManager[Any]:
-        """Lets torch keep the weights of parametrizations as it did in a call, which found so many weights of calls before
-        it."""
+        """Lets torch keep the weights of parametrizations as it did in a call, which found so many weights of earlier
+        calls."""
         self.cache = self.cache if count else {}
         if len(self.cache) < (count or 0):
             raise NotReplayedError("parametrize.cached() keeps weights that were computed before these gradients")

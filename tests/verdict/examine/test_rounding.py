@@ -153,3 +153,16 @@ def test_a_convolution_that_is_summed_in_fp16_has_gradients_with_their_loss_scal
     with roundings:
         (seen,) = torch.autograd.grad(y, convolution.weight, gradient)
     assert 0 < (seen - exact).norm() < 8 * 2.0**-11 * exact.norm()
+
+
+def test_a_pool_that_a_cpu_has_in_fp32_alone_is_added_up_in_full():
+    """``nn.LocalResponseNorm`` has such a pool."""
+    x = torch.randn(1, 1, 4, 4, 4, dtype=torch.float64, requires_grad=True)
+    mode = Roundings(PRECISIONS["bf16"])
+    mode.passing("backward")
+    y = F.avg_pool3d(x, 2, 1).sum()
+    (right,) = torch.autograd.grad(y, x, retain_graph=True)
+    with mode:
+        (rounded,) = torch.autograd.grad(y, x)
+    apart = ((rounded - right).abs() / right).max().item()
+    assert 0 < apart <= 2**-7

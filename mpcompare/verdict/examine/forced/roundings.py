@@ -39,9 +39,10 @@ CANCELLING = {
 NORMING = {f"aten::native_{kind}_norm" for kind in ("layer", "group", "batch")}
 # Operators that add up overlapping windows, which torch does in 16 bits on a CPU, number by number.
 ADDING = {
-    "aten::avg_pool2d_backward", "aten::avg_pool3d_backward", "aten::col2im",
-    "aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward",
+    "aten::avg_pool2d_backward", "aten::col2im", "aten::max_pool2d_with_indices_backward",
+    "aten::max_pool3d_with_indices_backward",
 }  # fmt: skip
+ADDING_ON_GPU = ADDING | {"aten::avg_pool3d_backward"}  # a CPU has this operator in fp32 alone
 # Operators that recur in logarithms. Each step of theirs is rounded as a logarithm of a whole path is, which is larger
 # than any number that they are given or return. So torch's own kernel shows how large these roundings are in fp32.
 RECURRING = {"aten::_ctc_loss", "aten::_ctc_loss_backward"}
@@ -127,7 +128,7 @@ class Roundings(TorchDispatchMode):
         self.on, self.backward, self.constant = part in ("forward", "backward"), part == "backward", part == "constant"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (half := self._sums_in(func)) is not None:
+        if (half := self._sums_in(func, args)) is not None:
             result = self._narrowly(func, args, kwargs or {}, half)
         elif func._schema.name in RECURRING:  # a loss, too
             result = self._narrowly(func, args, kwargs or {}, torch.float32)
@@ -143,10 +144,13 @@ class Roundings(TorchDispatchMode):
                     self.round_(value)
         return result
 
-    def _sums_in(self, func: Any) -> torch.dtype | None:
+    def _sums_in(self, func: Any, args: Any) -> torch.dtype | None:
         """Returns the format of 16 bits in which torch adds up the result of an operator; None where it uses more."""
-        kind = self.convolves_in if func in CONVOLUTIONS else self.adds_in if func._schema.name in ADDING else None
-        return kind if self.on and kind in HALF else None
+        if not self.on:
+            return None
+        adding = ADDING_ON_GPU if args and isinstance(args[0], Tensor) and args[0].is_cuda else ADDING
+        kind = self.convolves_in if func in CONVOLUTIONS else self.adds_in if func._schema.name in adding else None
+        return kind if kind in HALF else None
 
     def _is_narrow(self, func: Any, args: Any) -> bool:
         """Returns whether torch computes an operator in the format of its operands. A batch norm that keeps running
@@ -158,7 +162,7 @@ class Roundings(TorchDispatchMode):
     def _narrowly(self, func: Any, args: Any, kwargs: Any, format: torch.dtype) -> Any:
         """Returns what torch makes in a format of fewer digits. An operator of backward is given the gradient of its
         output first. This gradient is scaled as in the step: without the loss scale fp16 would not hold it."""
-        backward = "backward" in func._schema.name or (func._schema.name in ADDING and self.backward)
+        backward = "backward" in func._schema.name or (func._schema.name in ADDING_ON_GPU and self.backward)
         wide, scale = args[0].dtype, self.scale if backward and format in HALF else 1.0
         if scale == math.inf:  # any that keeps the gradient in the format's range
             scale = 2.0 ** -math.frexp(float(args[0].abs().max()))[1]

@@ -54,9 +54,13 @@ class Derivatives:
 
         def begins(kind: type[Function], args: tuple[Any, ...]) -> Ended:
             forward = _Forward(kind, args, replay) if finds_out or kind in self._wrong else None
-            return partial(ends, kind, forward, calls())
+            # A name of ``apply`` may be older than this: such a function has parameters as they are.
+            is_wide = not any(id(a) in replay.weights.names for a in args)
+            return partial(ends, kind, forward, calls(), is_wide)
 
-        def ends(kind: type[Function], forward: _Forward | None, before: int, node: Any, _: Any) -> None:
+        def ends(kind: type[Function], forward: _Forward | None, before: int, is_wide: bool, node: Any, _: Any) -> None:
+            node.register_prehook(lambda _: setattr(replay.weights, "own_backward", is_wide))
+            node.register_hook(lambda *_: setattr(replay.weights, "own_backward", False))
             if calls() != before:
                 self.believed.add(kind.__name__)
             elif forward is not None:

@@ -362,3 +362,44 @@ def test_products_in_16_bits_are_rounded_within_a_function_that_returns_fp32() -
         optimizer.step()
     assert seen.defects == [], str(seen)
     assert not seen.not_examined
+
+
+class ProductInBf16(torch.autograd.Function):
+    """Casts its operands, and the gradient that arrives, to 16 bits."""
+
+    factor = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        x, weight = x.bfloat16(), weight.bfloat16()
+        ctx.save_for_backward(x, weight)
+        return (x @ weight.T).float()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        grad = grad.bfloat16()
+        return (grad @ weight).float(), ProductInBf16.factor * (grad.T @ x).float()
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_casts_of_a_backward_method_are_widened(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.weight = nn.Linear(8, 16), nn.Parameter(torch.randn(20, 16) / 4)
+
+        def forward(self, x: Tensor) -> Any:
+            return ProductInBf16.apply(self.first(x), self.weight)
+
+    monkeypatch.setattr(ProductInBf16, "factor", factor)
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(torch.randn(32, 8)), torch.randint(20, (32,)))
+        loss.backward()
+        optimizer.step()
+    assert not seen.not_examined
+    assert [defect.place for defect in seen.defects] == (["weight"] if factor != 1 else []), str(seen)

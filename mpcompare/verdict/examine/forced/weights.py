@@ -49,6 +49,7 @@ class Weights(TorchFunctionMode):
         narrow: by line of code the constants that the step had in 16 bits.
         choosing: knows the operands that functions with kinks had in the step.
         asked: the formats of 16 bits that the network itself has asked for since somebody emptied it.
+        own_backward: whether a backward method of the user's own is being called. Its casts are widened, too.
         moved: by name the numbers of parameters that the call of the network under way has in place of its own.
     """
 
@@ -70,6 +71,7 @@ class Weights(TorchFunctionMode):
         self.between: dict[str, Tensor] = {}
         self.asked: set[torch.dtype] = set()
         self.moved: Params = {}
+        self.own_backward = False
         self._halves: Mapping[Line, torch.dtype] = {}
 
     def multiplying_in(self, halves: Mapping[Line, torch.dtype]) -> AbstractContextManager[Any]:
@@ -118,9 +120,12 @@ class Weights(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # Within backward only a checkpoint takes gradients: it calls the network once more.
-        if func in ASKED or (in_backward() and not torch.is_grad_enabled()):
+        if func in ASKED:
             return func(*args, **kwargs)
+        # Within backward only a checkpoint takes gradients: it calls the network once more.
+        if in_backward() and not torch.is_grad_enabled():
+            own = self.own_backward
+            return call_widened(func, args, kwargs, self.dtype, self.stored) if own else func(*args, **kwargs)
         if func == DTYPE and id(args[0]) in self.names:
             return self.dtype
         if any(id(v) in self.names for v in values_of(args, kwargs)):

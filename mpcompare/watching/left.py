@@ -104,5 +104,7 @@ def _written(p: Tensor) -> tuple[int, int]:
 
 
 def _place(tensor: Tensor) -> int:
-    """Returns where the numbers of a tensor are in memory; 0 where there are none."""
-    return (tensor if tensor.layout is torch.strided else tensor._values()).data_ptr()
+    """Returns where the numbers of a tensor are in memory; 0 where there are none, and for a nested tensor, which is no
+    gradient of a parameter."""
+    kept = tensor._values() if tensor.is_sparse else tensor
+    return kept.data_ptr() if kept.layout is torch.strided and not kept.is_nested else 0

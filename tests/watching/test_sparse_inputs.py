@@ -1,5 +1,6 @@
-"""A network that is given a sparse tensor, such as the edges of a graph."""
+"""A network that is given a sparse tensor, such as the edges of a graph, or a nested one."""
 
+import pytest
 import torch
 from support.marks import diagonal
 from torch import Tensor, nn
@@ -45,3 +46,21 @@ def test_a_sparse_input_is_an_operand(layout, dtype):
     assert (seen.defects, seen.not_examined) == ([], [])
     assert seen.sight is not None
     assert all(seen.sight.parameters.values())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_nested_input_is_not_examined(layout):
+    """The watch stopped with an error of its own. It goes on, and sees both updates."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        for _ in range(2):
+            rows = torch.nested.nested_tensor([torch.randn(n, 8) for n in (3, 5)], layout=layout)
+            model(rows).to_padded_tensor(0.0).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert seen.defects == []
+    said = "the gradients of update 1, 2, layer by layer (the network is given a nested tensor)"
+    assert (seen.facts["updates"], seen.not_examined) == (2, [said])

@@ -114,6 +114,8 @@ class Recorder(Arrivals):
         given, own = tree_flatten((args, kwargs))[0], dict(module.named_parameters())
         tracked = any(isinstance(t, Tensor) and t.requires_grad for t in (*given, *own.values()))
         held = {name: p.dtype for name, p in own.items()}
+        if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.is_nested for t in given):
+            self.record.hidden = self.record.hidden or f"{name or 'the network'} is given a nested tensor"
         marks = {_mark(t) for t in given if _is_marked(t)}
         call = Call([self._kept(value) for value in given], held=held, tracked=tracked, marks=marks)
         call.arguments, call.begins = tree_flatten((args, kwargs))[1], torch.autograd._get_sequence_nr()
@@ -275,10 +277,10 @@ def _hands_on(call: Call, result: Any) -> bool:
 
 
 def _is_hidden(value: Any) -> bool:
-    """Returns whether a value is a tensor of complex numbers, as a Fourier transform returns it, or an object that has
-    tensors, as an instance of a dataclass. A record holds real numbers, and nests that torch knows."""
+    """Returns whether a value is a tensor of complex numbers, as a Fourier transform returns it, a nested tensor, or an
+    object that has tensors, as an instance of a dataclass. A record holds real numbers, and nests that torch knows."""
     if isinstance(value, Tensor):
-        return value.is_complex()
+        return value.is_complex() or value.is_nested
     return bool(tensors_in(value))
 
 

@@ -8,6 +8,7 @@ from mpcompare.watching.defects_of_updates import of_loss_scale, of_masters, of_
 from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.judged import Defect
 from mpcompare.watching.looking import Look
+from mpcompare.watching.powers import of_terms
 from mpcompare.watching.steps import Sum
 
 
@@ -22,7 +23,8 @@ def defects_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, U
 def _all(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Updates]) -> Iterator[Defect]:
     yield from of_formats(look)
     yield from of_loss_scale(look)
-    yield from of_gradients(look, sums)
+    wrong = list(of_gradients(look, sums))
+    yield from wrong or of_terms(look, sums)
     for number, taken in enumerate(look.taken, start=1):
         yield from of_step(look, number, taken)
     yield from of_skipped(look.taken)

@@ -16,13 +16,9 @@ from mpcompare.watching.expecting import NOT_SEEN, by_value, one
 from mpcompare.watching.formats import precision_of_network
 from mpcompare.watching.handing_on import clipping_of, rounded
 from mpcompare.watching.looking import Look
-from mpcompare.watching.steps import PRODUCTS, Sum, Taken, in_turn, moved
+from mpcompare.watching.steps import SUMS, WEIGHS, Sum, Taken, in_turn, moved
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
-SUMS = ("add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__")
-WEIGHS = (
-    *PRODUCTS, "div", "div_", "__truediv__", "__itruediv__", "neg", "__neg__", "mean", "sum", "float", "to", "squeeze",
-)  # fmt: skip
 SOFTMAX = ("log_softmax", "softmax", "cross_entropy", "nll_loss", "logsumexp")
 
 

@@ -13,6 +13,10 @@ from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.watching.events import Called, Event, Op, Root
 
 PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
+SUMS = ("add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__")
+WEIGHS = (
+    *PRODUCTS, "div", "div_", "__truediv__", "__itruediv__", "neg", "__neg__", "mean", "sum", "float", "to", "squeeze",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

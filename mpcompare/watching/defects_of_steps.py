@@ -143,7 +143,7 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         because = f"the gradients of {listed(names)} are still multiplied by the loss scale {taken.scale:g} {where}, "
         yield Defect("gradient scaled", names[0], because + "and those of other parameters are not")
     if because := _clipped_with_others(taken, found):
-        yield Defect("clip", next(iter(taken.outside)), f"{because} them {where}")
+        yield Defect("clip", next(n for n in taken.clipped_scaled if n in taken.outside), f"{because} them {where}")
     if (usual := found.of_scaled or _clipped_scaled(taken, found)) is not None:
         because = f"the gradients are clipped to a norm of {usual:g} before they are divided by the loss scale "
         because += f"{found.scale:g} {where} ({found.before_unscale[0]}): what is left has a norm of "
@@ -156,18 +156,22 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
 
 
 def _clipped_with_others(taken: Taken, found: HandedOn) -> str:
-    """Returns a clause on a norm to which torch's function clips, if it holds gradients that no optimizer has: a scaler
-    divides only the gradients of an optimizer by the loss scale. The clause is empty for any other norm."""
-    if not (taken.outside and taken.scaled and taken.unscaled and taken.asked and taken.asked[1] == 2 and found.one):
+    """Returns a clause on a norm to which torch's function clips, if it holds gradients that are still scaled: a scaler
+    divides only the gradients of one optimizer by the loss scale. The clause is empty for any other norm."""
+    others = {n: norm for n, norm in taken.outside.items() if n in taken.clipped_scaled}
+    own = taken.clipped.keys() - taken.clipped_scaled
+    if not (others and own and taken.unscaled and taken.asked and taken.asked[1] == 2 and found.one):
         return ""
-    total = math.hypot(found.norm, *taken.outside.values())
-    with_others, alone = (factor_of_norm(norm, taken.asked[0]) for norm in (total, found.norm))
+    rest = math.hypot(*taken.clipped.values(), *(norm for n, norm in taken.outside.items() if n not in others))
+    total = math.hypot(rest, *others.values())
+    with_others, alone = (factor_of_norm(norm, taken.asked[0]) for norm in (total, rest))
     if not math.isclose(found.factor, with_others, rel_tol=1e-4) or math.isclose(with_others, alone, rel_tol=1e-4):
         return ""
+    whose = "another optimizer" if taken.sum and others.keys() <= taken.sum.grads.keys() else "no optimizer"
     return (
-        f"the norm to which gradients are clipped holds the gradients of {listed(taken.outside)}, which no optimizer "
-        f"has and which are still multiplied by the loss scale {taken.scale:g}: the norm is {total:.4g}, and "
-        f"{found.norm:.4g} without them"
+        f"the norm to which gradients are clipped holds the gradients of {listed(others)}, which {whose} has and which "
+        f"are still multiplied by the loss scale {taken.scale:g}: the norm is {total:.4g}, and {rest:.4g} "
+        "without"
     )
 
 

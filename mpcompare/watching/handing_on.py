@@ -24,6 +24,7 @@ class HandedOn:
     factor: float  # the factor of all gradients together, without the loss scale; NaN where there is none
     one: bool  # whether all gradients have this factor
     norm: float  # the 2-norm of all raw gradients together, without the loss scale
+    together: float  # the same with the gradients of others that were clipped together with them
     rest: Mapping[str, float]  # by parameter the relative norm of what no factor explains, beyond roundings
     factors: Mapping[str, float]  # by parameter its own factor, the loss scale included
     short: list[str]  # the parameters whose gradients have 16-bit digits, and had more digits before
@@ -34,7 +35,7 @@ class HandedOn:
     def clip_norm(self) -> float | None:
         """The norm to which the gradients were clipped; None if they were not clipped."""
         clipped = self.one and self.factor < 1 - SAME and not self.rest
-        return rounded(self.factor * (self.norm + 1e-6)) if clipped else None
+        return rounded(self.factor * (self.together + 1e-6)) if clipped else None
 
     def is_clipped(self, step: Taken) -> bool:
         """Returns whether torch's function clipped the gradients of this step, while they were scaled or not."""
@@ -54,7 +55,7 @@ class HandedOn:
         """The norm to which gradients were clipped while they were still scaled; None where it is no usual norm."""
         if not self.before_unscale or self.scale == 1 or not self.one or self.factor >= 1 - SAME:
             return None
-        norm = self.factor * (self.norm * self.scale + 1e-6)
+        norm = self.factor * (self.together * self.scale + 1e-6)
         return next((usual for usual in USUAL_NORMS if math.isclose(norm, usual, rel_tol=1e-4)), None)
 
 
@@ -88,8 +89,14 @@ def handed_on(step: Taken) -> HandedOn:
     parts = [part for part, _ in step.order]
     # A fused optimizer unscales in its step, after all these parts.
     end = parts.index("unscale") if "unscale" in parts else len(parts) if step.unscaled else 0
+    scaled = step.clipped_scaled
     earlier = [f"{part} at {line}" for part, line in step.order[:end] if clips(part)]
-    return HandedOn(factor * scale, one, norm, rest, factors, short, scale, earlier)
+    if step.clip and not earlier and step.unscaled and set(step.clipped).intersection(scaled):
+        earlier = [f"norm at {step.clip.line}"]  # another optimizer has taken its step since
+    sizes = {n: each / scale if n in scaled else each for n, each in (step.clipped | step.outside).items()}
+    own = math.hypot(*(sizes[n] for n in step.clipped))
+    together = norm * math.hypot(*sizes.values()) / own if own else norm
+    return HandedOn(factor * scale, one, norm, together, rest, factors, short, scale, earlier)
 
 
 def clips(part: str) -> bool:

@@ -104,6 +104,16 @@ def moved(earlier: Params, later: Params) -> list[str]:
     return [name for name, a, b in both if a is not b and not same_bits(a, b)]
 
 
+@dataclass(frozen=True)
+class CalledClip:
+    """A call of torch's function that clips gradients to a norm."""
+
+    asked: tuple[float, float]  # the norm, and its type
+    line: str  # the line of the user's code
+    # by parameter the norms of the gradients before; empty where one optimizer has all of them
+    norms: Mapping[str, float]
+
+
 @dataclass
 class Taken:
     """One step of an optimizer, some elements of each tensor."""
@@ -128,7 +138,7 @@ class Taken:
     order: list[tuple[str, str]] = field(default_factory=list)  # the parts of the step: what was done, and the line
     # the norm, and its type, to which ``clip_grad_norm_`` was asked to clip; None where nobody asked
     asked: tuple[float, float] | None = None
-    outside: dict[str, float] = field(default_factory=dict)  # norms, at the clip, of gradients that no optimizer has
+    clip: CalledClip | None = None  # the call that clipped its gradients
     dtypes: dict[str, str] = field(default_factory=dict)  # the dtypes of the parameters
     # the parameters whose gradient is sparse, and has a row in several parts, which are added one by one
     row_by_row: frozenset[str] = frozenset()
@@ -154,6 +164,24 @@ class Taken:
     def overflowed(self) -> list[str]:
         """The parameters of the optimizer whose gradients held inf or NaN as backward left them."""
         return [n for n, norm in self.norms.items() if n in self.given and not math.isfinite(norm)]
+
+    @property
+    def outside(self) -> dict[str, float]:
+        """The norms of the gradients that were clipped together with its own."""
+        return {n: norm for n, norm in self.clip.norms.items() if n not in self.settings} if self.clip else {}
+
+    @property
+    def clipped(self) -> dict[str, float]:
+        """The norms of its own gradients when they were clipped together with others."""
+        return {n: norm for n, norm in self.clip.norms.items() if n in self.settings} if self.clip else {}
+
+    @property
+    def clipped_scaled(self) -> list[str]:
+        """The parameters whose gradients held the loss scale when they were clipped together with others. No scaler
+        divides those that no optimizer has."""
+        left = self.sum.grads if self.sum and self.scaled and self.scale != 1 else {}
+        norms = self.clip.norms.items() if self.clip and left else ()
+        return [n for n, each in norms if each and (n not in left or math.isclose(each, left[n].norm, rel_tol=1e-4))]
 
     @property
     def losses(self) -> list[float]:

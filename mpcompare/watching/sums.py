@@ -23,7 +23,7 @@ from mpcompare.watching.calls import Calls
 from mpcompare.watching.events import Root
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.left import Left, is_there
-from mpcompare.watching.steps import Sum
+from mpcompare.watching.steps import CalledClip, Sum
 from mpcompare.watching.tape import given, line_of_user
 
 NORMS = ("_foreach_norm", "linalg_vector_norm", "norm", "vector_norm", "linalg_norm")
@@ -40,7 +40,7 @@ class Sums:
         self.left = Left(self.params, self.spool, self.calls.hide)
         self.order: list[tuple[str, str]] = []  # what was done to gradients since the last backward, with lines
         self.asked: tuple[float, float] | None = None  # norm and type to which torch was asked to clip since then
-        self.outside: dict[str, float] = {}  # the norms, at the clip, of gradients that no optimizer has
+        self.clips: dict[str, CalledClip] = {}  # by parameter the call that clipped its gradient since then
         self.used = 0  # the number of the last backward that a step used
         self.clipped_early = ""  # the line that clips before backward has made any gradient
         self.clipped_late = ""  # the line that clips after the step that used the gradients
@@ -110,7 +110,7 @@ class Sums:
         self.calls.passed(root.retains, root)
         self.left.note(self.owned(), root.gives)
         self.order, self._read, self._stopped = [("backward", root.line)], False, False
-        self.asked, self.outside = None, {}
+        self.asked, self.clips = None, {}
 
     def stopped(self) -> None:
         """Is told that a backward has stopped with an error. The graph may be left for another one."""
@@ -201,14 +201,23 @@ class Sums:
                     self.clipped_early = ""
                 self.asked, self._read = asked or self.asked, self._read or asked is None
                 if asked is not None:
-                    owned = self.owned()
-                    others = {n: p.grad for n, p in self.params.items() if n not in owned and p.grad is not None}
-                    self.outside = {n: total_norm({n: numbers(g)}, 2.0) for n, g in others.items()}
+                    self._clip_together(asked, targets)
             else:
                 self.left.keep()
             entry = (part, line_of_user())
             if self.order[-1:] != [entry]:
                 self.order.append(entry)
+
+    def _clip_together(self, asked: tuple[float, float], targets: Sequence[Any]) -> None:
+        """Is told that torch's function takes the norms of some gradients, and notes all that it clips."""
+        names = self.calls.names | {id(p): name for name, p in self.attached.masters.items()}
+        params = _clip().get("parameters")
+        known = params if isinstance(params, (list, tuple)) else ()
+        grads = {names[id(p)]: p.grad for p in known if id(p) in names and p.grad is not None}
+        if any(t is next(iter(grads.values()), None) for t in targets):  # it may be called with one after the other
+            is_alone = len(self.attached.optimizers) == 1 and grads.keys() <= self.owned()
+            norms = {} if is_alone else {n: total_norm({n: numbers(g)}, 2.0) for n, g in grads.items()}
+            self.clips |= dict.fromkeys(grads, CalledClip(asked, line_of_user(), norms))
 
     def _has_any(self, values: Sequence[Any]) -> bool:
         """Returns whether some of these values are gradients of weights, or of their masters."""
@@ -275,7 +284,8 @@ class Sums:
         """Is told that a step with the gradients of these parameters was taken, or skipped."""
         self._updated.update(names)
         self._clips, self._stepped = self.asked is not None, self._versions_now()
-        self.used, self.order, self.asked, self.outside = self.backwards, [], None, {}
+        self.used, self.order, self.asked = self.backwards, [], None
+        self.clips = {n: clip for n, clip in self.clips.items() if n not in names}
         self.calls.reasons.age()
         if not skipped:
             self.calls.moved_on()

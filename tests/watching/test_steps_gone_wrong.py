@@ -156,3 +156,40 @@ def test_a_loop_of_which_every_step_is_skipped(nan_in):
     found = told(loop.run(mpcompare.watch))
     assert len(found) == bool(nan_in)
     assert all(each.startswith("inf or NaN: all 8 steps are skipped: ") for each in found)
+
+
+@pytest.mark.parametrize("unscaled", [0, 1, 2])
+def test_a_clip_of_the_gradients_of_two_optimizers(unscaled):
+    """The norm is one of all gradients. A loop that clips must have divided all of them by the loss scale."""
+    model = two_layers()
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    with mpcompare.watch(model, optimizers, steps=2) as seen:
+        x, y = few()
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+        for each in optimizers[:unscaled]:
+            scaler.unscale_(each)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        for each in optimizers:
+            scaler.step(each)
+    causes = [
+        "the gradients are clipped to a norm of 0.1 before they are divided by the loss scale 64 in step 1",
+        "holds the gradients of 1.weight, 1.bias, which another optimizer has and which are still multiplied by",
+    ][unscaled : unscaled + 1]
+    assert len(seen.defects) == len(causes)
+    assert all(cause in str(defect) for cause, defect in zip(causes, seen.defects, strict=True))
+    assert (seen.facts["clip_norm"] == 0.1) == (unscaled == 2)
+    assert seen.facts["clip_place"] == ("after unscaling" if unscaled == 2 else "before unscaling")
+
+
+def test_a_clip_for_each_of_two_optimizers():
+    model = two_layers()
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
+    with mpcompare.watch(model, optimizers, steps=2) as seen:
+        x, y = few()
+        F.cross_entropy(model(x), y).backward()
+        for number, layer in enumerate(model, start=1):
+            nn.utils.clip_grad_norm_(layer.parameters(), 0.01 * number)
+        for each in optimizers:
+            each.step()
+    assert (seen.defects, seen.facts["clip_norm"]) == ([], [0.01, 0.02])

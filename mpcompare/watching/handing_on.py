@@ -1,8 +1,8 @@
 """Gradients on their way from backward to the optimizer: unscaled, clipped, or changed; and the facts on that."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mpcompare.clipping import USUAL_NORMS
@@ -116,7 +116,7 @@ def clipping_of(taken: Sequence[Taken]) -> dict[str, Any]:
     if not steps:
         return {"clip_norm": None}
     times = _times(seen, steps)
-    bound = [h for h in steps if h.clip_norm is not None and not times]
+    bound = [h for h in _together(seen, steps) if h.clip_norm is not None and not times]
     asked = [t.asked[0] for t in seen if t.asked is not None]
     types = sorted({t.asked[1] for t in seen if t.asked is not None})
     norms: list[float | None] = [h.clip_norm for h in bound]
@@ -145,12 +145,25 @@ def clipping_of(taken: Sequence[Taken]) -> dict[str, Any]:
     return facts
 
 
+def _together(seen: Sequence[Taken], steps: Sequence[HandedOn]) -> Iterator[HandedOn]:
+    """Yields the steps. Where one factor has changed the gradients of several optimizers, and not torch's function, the
+    loop has clipped these to one norm."""
+    for taken, h in zip(seen, steps, strict=True):
+        alike = [
+            other.norm
+            for t, other in zip(seen, steps, strict=True)
+            if t.sum is taken.sum and math.isclose(other.factor, h.factor, rel_tol=SAME)
+        ]
+        yield h if taken.clip is not None else replace(h, together=math.hypot(*alike))
+
+
 def _times(seen: Sequence[Taken], steps: Sequence[HandedOn]) -> list[float]:
     """Returns the number by which a loop multiplies the gradients of the updates without clipping any; empty where it
     does not. This factor is the same in all updates, and no norm is. Torch's function had nothing to do."""
     pairs = [(h, t) for h, t in zip(steps, seen, strict=True) if h.clip_norm is not None]
     factors, norms = [rounded(h.factor) for h, _ in pairs], {h.clip_norm for h, _ in pairs}
-    is_norm = len(norms) < len(pairs) or (len(pairs) == 1 and float(f"{factors[0]:.1g}") != factors[0])
+    is_single = len({t.sum for _, t in pairs}) == 1
+    is_norm = len(norms) < len(pairs) or (is_single and float(f"{factors[0]:.1g}") != factors[0])
     if not pairs or is_norm or len(set(factors)) > 1 or any(t.outside or h.is_clipped(t) for h, t in pairs):
         return []
     by_hand = any(part == "norm" for _, t in pairs if t.asked is None for part, _ in t.order)

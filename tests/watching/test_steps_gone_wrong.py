@@ -182,14 +182,25 @@ def test_a_clip_of_the_gradients_of_two_optimizers(unscaled):
     assert seen.facts["clip_place"] == ("after unscaling" if unscaled == 2 else "before unscaling")
 
 
-def test_a_clip_for_each_of_two_optimizers():
+def each_apart(model):
+    for number, layer in enumerate(model, start=1):
+        nn.utils.clip_grad_norm_(layer.parameters(), 0.01 * number)
+
+
+def by_hand(model):
+    norm = torch.sqrt(sum(p.grad.square().sum() for p in model.parameters()))
+    for p in model.parameters():
+        p.grad.mul_(0.03 / norm)
+
+
+@pytest.mark.parametrize(("clip", "norm"), [(each_apart, [0.01, 0.02]), (by_hand, 0.03)])
+def test_a_clip_for_each_of_two_optimizers_and_one_by_hand_for_both(clip, norm):
     model = two_layers()
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
     with mpcompare.watch(model, optimizers, steps=2) as seen:
         x, y = few()
         F.cross_entropy(model(x), y).backward()
-        for number, layer in enumerate(model, start=1):
-            nn.utils.clip_grad_norm_(layer.parameters(), 0.01 * number)
+        clip(model)
         for each in optimizers:
             each.step()
-    assert (seen.defects, seen.facts["clip_norm"]) == ([], [0.01, 0.02])
+    assert (seen.defects, seen.facts["clip_norm"]) == ([], norm)

@@ -39,7 +39,7 @@ def _ratio(entry: Entry) -> str:
     if entry.is_baseline:
         return "baseline"
     if math.isnan(entry.time_ratio.low):
-        return "too few blocks for a ratio"
+        return "too few rounds for a ratio"
     return f"{entry.time_ratio} of the baseline{'' if entry.side_by_side else ', not side by side'}"
 
 

@@ -66,7 +66,7 @@ def test_a_module_and_data_of_ones_own_are_compared_without_a_yaml(cli, tmp_path
     assert ended.code == 1  # scratch trains MLPs, and its row says so
     results = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/result.json")}
     assert results["3-scratch-auto"]["error"].startswith("backend=scratch trains MLPs (Linear, ReLU, ..., Linear)")
-    assert results["3-scratch-auto"]["error"].endswith("not a Net")
+    assert results["3-scratch-auto"]["error"].endswith("not this Net")
     assert {r["status"] for name, r in results.items() if "scratch" not in name} == {"ok"}
     assert results["0-amp-auto"]["dataset"] == "load"
     assert results["0-amp-auto"]["test_accuracy"] is not None

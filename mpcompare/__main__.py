@@ -15,7 +15,7 @@ from mpcompare.command.faults import known_fault, unknown_key
 from mpcompare.command.job import run
 from mpcompare.command.verbs import as_module, run_verb
 from mpcompare.errors import InputError, did_you_mean, fail
-from mpcompare.interrupt import ends_when_interrupted, interruptible
+from mpcompare.interrupt import ends_when_interrupted
 from mpcompare.paths import CONF
 from mpcompare.streams import lasting
 
@@ -31,11 +31,10 @@ def main() -> None:
         fail(f"the working directory cannot be used ({error.strerror}): change into another")
     as_module()
     try:
-        with interruptible():
-            if run_verb(sys.argv[1:], mpcompare.__version__):
-                return
-            entry_points.register()
-            hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(run)()
+        if run_verb(sys.argv[1:], mpcompare.__version__):
+            return
+        entry_points.register()
+        hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(run)()
     except MissingConfigException as error:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if not (known := error.options):

@@ -11,6 +11,11 @@ def short(value: float, digits: int = 4) -> str:
     return f"{value:.0f}" if "e+" in text and abs(value) < 1e15 else text
 
 
+def digits_of(value: float) -> int:
+    """Returns how many digits a number has in fp32: 1 for 0.05, and 7 for 1 / 3."""
+    return len(f"{value:.6e}".partition("e")[0].replace(".", "").strip("-0"))
+
+
 def as_ratio(value: float) -> str:
     """Returns a ratio with two digits after the point, and a small one with its first two: ``1.38``, ``0.0031``."""
     return f"{value:.2g}" if value < 0.095 else f"{value:.2f}"

@@ -17,7 +17,7 @@ from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.objects import leaves_of
 from mpcompare.verdict.examine.forced.random_numbers import Key, Noted
-from mpcompare.verdict.examine.forced.record import OUTPUT, Record, is_real
+from mpcompare.verdict.examine.forced.record import OUTPUT, Record, is_real, is_tracked
 from mpcompare.verdict.examine.forced.recorder import Recorder, autocast_dtype
 from mpcompare.verdict.examine.numerics import sum_of_bits
 from mpcompare.verdict.examine.unseen import Unseen
@@ -130,7 +130,7 @@ class Calls:
         """Ends a call. A call whose result requires no gradient is no part of a sum."""
         life, self.recorder.life = self.recorder.life, None
         values, held = tree_leaves(result), leaves_of(result)
-        if not any(is_real(v) and v.requires_grad for v in held):
+        if not any(map(is_tracked, held)):
             return
         calls = self.recorder.record.calls
         if compiled or not calls.get(OUTPUT):
@@ -142,7 +142,7 @@ class Calls:
         called.within = called.passes
         self._passes -= called.within
         called.after = self.buffers()
-        called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
+        called.slots = [self.tape.slot(v) if is_tracked(v) else None for v in values]
         called.ends = [v.grad_fn._sequence_nr() for v in values if is_real(v) and v.grad_fn is not None]
         nodes = [v.grad_fn for v in held if is_real(v) and v.grad_fn is not None]
         called.last = max((node._sequence_nr() for node in nodes), default=0)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.clipping import USUAL_NORMS, factor_of_norm
-from mpcompare.numerals import short
+from mpcompare.numerals import digits_of, short
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching.handing_on import SAME, HandedOn, clips, handed_on
@@ -218,8 +218,7 @@ def _clamped_scaled(taken: Taken, found: HandedOn) -> float | None:
 def _is_written(value: float, scale: float) -> bool:
     """Returns whether a user wrote a number as it is, and did not divide it by the loss scale: 0.05 has few digits, and
     0.05 / 1024 has all digits of fp32. A number that is computed has all digits, too."""
-    few, all_of = (len(f"{each:.6e}".partition("e")[0].replace(".", "").strip("0")) for each in (value, value / scale))
-    return few <= 3 and all_of == 7
+    return digits_of(value) <= 3 and digits_of(value / scale) == 7
 
 
 def _is_like(step: Taken, before: Taken) -> bool:

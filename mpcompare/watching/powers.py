@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from mpcompare.numerals import short
+from mpcompare.numerals import digits_of, short
 from mpcompare.tasks import functions
 from mpcompare.watching.events import Called, Op, Own, Root, Slot
 from mpcompare.watching.examining import Replayed
@@ -142,10 +142,5 @@ def _may_hold(number: float, scale: float) -> bool:
     1024 has more. A number with all digits is held to be a weight, such as 1 / 3, if it is neither large nor small."""
     if number == 0 or not math.isfinite(number):
         return False
-    own, others = _digits(number), [_digits(number * scale), _digits(number / scale)]
+    own, others = digits_of(number), [digits_of(number * scale), digits_of(number / scale)]
     return min(others) < own or (min(others) == own and not 1 / math.sqrt(scale) <= abs(number) <= 1)
-
-
-def _digits(number: float) -> int:
-    """Returns how many digits a number has in fp32."""
-    return len(f"{number:.6e}".partition("e")[0].replace(".", "").strip("-0"))

@@ -98,7 +98,7 @@ class OwnProduct(nn.Module):
 
 
 class Shifted(BACKENDS["master_weights"]):
-    """What arrives at its last layer is 17 % off."""
+    """The input of its last layer is 17 % off."""
 
     def __init__(self, *given, **more):
         super().__init__(*given, **more)

@@ -15,7 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mpcompare.verdict.examine.forced.record import is_real
+from mpcompare.verdict.examine.forced.record import is_tracked
 
 _GRAD, _RETAINS = vars(TensorBase)["grad"], vars(TensorBase)["retains_grad"]
 _OF_GRADIENT = (
@@ -39,7 +39,7 @@ class Copies:
         Args:
             begins: the number that autograd gives the first function of the call.
         """
-        edges = {at: _edge(v) for at, v in enumerate(outputs) if is_real(v) and v.requires_grad}
+        edges = {at: _edge(v) for at, v in enumerate(outputs) if is_tracked(v)}
         if len(edges) < 2 or not torch.is_grad_enabled():
             return list(outputs)
         used, times = _used(list(edges.values()), begins), Counter(edges.values())

@@ -10,7 +10,7 @@ from mpcompare.verdict.examine.forced.arithmetic import Point
 from mpcompare.verdict.examine.forced.call import At, ForcedLayer, alike, numbers_in
 from mpcompare.verdict.examine.forced.choices import in_backward
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
-from mpcompare.verdict.examine.forced.record import is_real
+from mpcompare.verdict.examine.forced.record import is_real, is_tracked
 from mpcompare.verdict.examine.unseen import Unseen
 
 
@@ -80,7 +80,7 @@ class Forced(torch.autograd.Function):
             if layer is None:  # a network may return one tensor twice
                 arithmetic.whose("backward", f"before {ctx.at.name}")
                 return (None,) * 2 + tuple(passed.get(place) for place in range(len(ctx.values)))
-            numbers = [v for v in ctx.values if is_real(v) and v.requires_grad]
+            numbers = [v for v in ctx.values if is_tracked(v)]
             params = [p for p in ctx.params.values() if p.requires_grad]
             wanted = numbers + params
             layer.fill(ctx.values, ctx.params)
@@ -90,8 +90,7 @@ class Forced(torch.autograd.Function):
                 found = iter(torch.autograd.grad(ends, edges, grads, allow_unused=True) if ends else ())
             arithmetic.whose("", ctx.at.name)
             back = tuple(
-                numbers_in(next(found, None), replay.dtype, copy=False) if is_real(v) and v.requires_grad else None
-                for v in ctx.values
+                numbers_in(next(found, None), replay.dtype, copy=False) if is_tracked(v) else None for v in ctx.values
             )
             for place, g in enumerate(back):
                 if g is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.verdict.examine.forced.call import At, ForcedLayer
 from mpcompare.verdict.examine.forced.instead import Instead
-from mpcompare.verdict.examine.forced.record import is_real
+from mpcompare.verdict.examine.forced.record import is_real, is_tracked
 from mpcompare.verdict.examine.unseen import Unseen
 
 
@@ -42,7 +42,7 @@ def passed_openly(at: At, xs: Sequence[Any]) -> list[Any]:
     # come to a result within the layer. The network may use what it returns, too.
     ends = results if isinstance(at, ForcedLayer) else passed
     for place, y in enumerate(ends):
-        if is_real(y) and y.requires_grad:
+        if is_tracked(y):
             y.register_hook(partial(_arrives, at, place))
     if isinstance(at, ForcedLayer):
         at.arithmetic.whose("forward", "")

@@ -27,6 +27,11 @@ def is_real(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
+def is_tracked(value: object) -> bool:
+    """Returns whether a value is a tensor of real numbers that requires a gradient."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.requires_grad
+
+
 @dataclass
 class Call:
     """One call of a layer."""

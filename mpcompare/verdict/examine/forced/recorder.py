@@ -32,7 +32,7 @@ from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on,
 from mpcompare.verdict.examine.forced.objects import leaves_of, tensors_in
 from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of, is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import Noted, copied
-from mpcompare.verdict.examine.forced.record import Call, Record, is_real
+from mpcompare.verdict.examine.forced.record import Call, Record, is_real, is_tracked
 from mpcompare.verdict.judge.replayed import OUTPUT
 
 
@@ -151,7 +151,7 @@ class Recorder(Arrivals):
             self._note_makers(name, result)
         if self._is_whole(name):
             result = self._keep(OUTPUT, self.whole.pop(), result)
-            if not any(map(_is_tracked, leaves_of(result))):  # a look at the network, and no part of the step
+            if not any(map(is_tracked, leaves_of(result))):  # a look at the network, and no part of the step
                 for each, calls in self.record.calls.items():
                     del calls[self.before.get(each, 0) :]
         return result
@@ -160,7 +160,7 @@ class Recorder(Arrivals):
         """Notes which module returned a tensor. A module may return an object that holds what another one has made."""
         nest = len(tree_flatten(result)[0])
         for place, value in enumerate(leaves_of(result)):
-            if _is_tracked(value) and (place >= nest or name):
+            if is_tracked(value) and (place >= nest or name):
                 made = name, self._counts[name], place
                 self.makers[value] = made if place < nest else self.makers.get(value, made)
         self._counts[name] += 1
@@ -206,13 +206,13 @@ class Recorder(Arrivals):
         if any(a is not b for a, b in zip(listened, values, strict=True)):
             values, result = listened, tree_unflatten(listened, call.spec)
         call.gradients = [None] * len(values)
-        call.passes = list(map(_is_tracked, values))
+        call.passes = list(map(is_tracked, values))
         if in_backward():
             call = self._first_run(name, call)
         else:
             self.record.calls[name].append(call)
         for place, value in enumerate(values):
-            if _is_tracked(value):
+            if is_tracked(value):
                 self.listen(name, call, place, value)
         return result
 
@@ -282,10 +282,6 @@ def _is_hidden(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.is_complex() or value.is_nested
     return bool(tensors_in(value))
-
-
-def _is_tracked(value: Any) -> bool:
-    return is_real(value) and value.requires_grad
 
 
 def _is_marked(value: Any) -> bool:

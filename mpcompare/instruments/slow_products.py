@@ -15,6 +15,7 @@ SIZE = 256  # the number of rows and columns of the matrices
 FLOPS = 3 * 2 * SIZE**3  # of a linear layer, forward and backward
 SLOWER = 8.0  # fp32 has so few times the speed where a CPU has such instructions, or nearly
 LONG_S = 10.0  # a step that is shorter than this needs no warning
+TIMES = 8  # products that are timed: while another program computes, many of them wait for it
 
 
 def warning(number_format: Format, flops: Callable[[], int]) -> str:
@@ -35,10 +36,10 @@ def warning(number_format: Format, flops: Callable[[], int]) -> str:
 
 
 def seconds_of_products(number_format: Format) -> float:
-    """Returns the time of a linear layer's forward and backward on the CPU, in seconds: the shorter of two times."""
+    """Returns the shortest of :data:`TIMES` times of a linear layer, forward and backward on the CPU, in seconds."""
     x, w = (torch.ones(SIZE, SIZE, dtype=torch_dtype(number_format), requires_grad=True) for _ in range(2))
     times = []
-    for _ in range(2):
+    for _ in range(TIMES):
         began = time.perf_counter()
         F.linear(x, w).backward(w.detach())
         times.append(time.perf_counter() - began)

@@ -121,6 +121,7 @@ class Op:
     line: str  # the line of the user's code
     labels: int | None  # how many labels a loss counted
     mutates: bool  # whether it writes into its first argument
+    given: list[torch.dtype | None]  # the dtypes of its arguments; None where one is no tensor
     # the slots of its results; this field and the next ones are known when it has returned
     results: list[Slot | None] = field(default_factory=list)
     dtypes: list[torch.dtype | None] = field(default_factory=list)  # the dtypes of its results

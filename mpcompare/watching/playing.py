@@ -1,5 +1,6 @@
 """The functions that a loop called, played again with other values: what it computed of its network's outputs."""
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from typing import Any
@@ -32,9 +33,11 @@ class Player(Replay):
 
     Attributes:
         written: the values into which functions write.
+        uses: how many functions use each value.
     """
 
     written: set[Slot]
+    uses: Counter[Slot]
 
     def play(self, op: Op, values: dict[Slot, Tensor], rounds: bool = False, within: Collection[str] = ()) -> None:
         """Calls a function again, with the values that it is given here.
@@ -46,6 +49,10 @@ class Player(Replay):
         if op.state is not None:
             op.generator.set(op.state)
         leaves = [self.leaf(leaf, values) for leaf in op.leaves]
+        if set(HALF).isdisjoint(op.dtypes):  # each use gives a value of 16 bits a gradient of 16 bits, and these add up
+            several = [isinstance(leaf, Slot) and self.uses[leaf] > 1 for leaf in op.leaves]
+            parts = zip(leaves, op.given, several, strict=True)
+            leaves = [_Used.apply(v, self.arithmetic) if more and d in HALF else v for v, d, more in parts]
         args, kwargs = tree_unflatten(leaves, op.spec)
         if op.func in PRODUCTS and (half := next((dtype for dtype in op.dtypes if dtype in HALF), None)) is not None:
             args, kwargs = as_operands((args, kwargs), half)  # autocast rounds the weights of a frozen network, too
@@ -59,7 +66,8 @@ class Player(Replay):
         else:
             is_cast = op.func in CASTS or op.func is Tensor.double
             with _Within(within, self.arithmetic.passing) if within else nullcontext():
-                result = args[0].to(self.dtype) if is_cast else op.func(*args, **kwargs)
+                # a cast makes new numbers, into which the loop may write
+                result = args[0].to(self.dtype, copy=bool(self.written)) if is_cast else op.func(*args, **kwargs)
         found = tree_flatten(result)[0]
         if (rounds or within) and op.writes is None:
             self._round_within(list(filter(is_real, found)), [leaf for leaf in leaves if is_real(leaf)])
@@ -128,6 +136,19 @@ class _Within(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.passing("loss")
         return result
+
+
+class _Used(torch.autograd.Function):
+    """One use of a number that the loop kept in 16 bits. The gradient of the use is kept in 16 bits, too."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, arithmetic: Arithmetic) -> Tensor:
+        ctx.arithmetic = arithmetic
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return Instead.apply(grad, ctx.arithmetic.stored(grad.detach())), None
 
 
 class _Stored(torch.autograd.Function):

@@ -67,7 +67,8 @@ class Tape:
         kept = [self.ref(leaf, hidden) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         labels, generator = _labels(name, args, kwargs), DeviceGenerator(first.device)
         why = "a gradient of backward(create_graph=True)" if func == READS else next(iter(hidden), "")
-        op = Op(func, kept, spec, why, generator, generator.get(), scaled, line_of_user(), labels, mutates)
+        given = [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves]
+        op = Op(func, kept, spec, why, generator, generator.get(), scaled, line_of_user(), labels, mutates, given)
         self.under_way = op
         return op, first
 

@@ -1,19 +1,20 @@
 """The things that a watch is attached to: the network and the optimizers within their wrappers."""
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from mpcompare.dtypes import HALF
 from mpcompare.errors import InputError
 from mpcompare.tasks.groups import params_in
-from mpcompare.watching.masters import masters_of
+from mpcompare.verdict.examine.numerics import same_bits, spread
 
 Optimizers = dict[str, torch.optim.Optimizer]
 
@@ -28,7 +29,7 @@ class Attached:
     hides_layers: bool  # whether the layers call no hooks, because the loop runs compiled code
     others: int  # the number of parameters of the optimizers that the network does not have
     eager: bool  # whether the loop runs without the compiler while it is looked at
-    masters: dict[str, torch.Tensor]  # by the names of weights the masters that optimizers have in their place
+    masters: dict[str, Tensor]  # by the names of weights the masters that optimizers have in their place
     strangers: list[str] = field(default_factory=list)  # optimizers with steps that no watch was given, in words
 
     @property
@@ -80,6 +81,27 @@ def attached(model: Any, optimizer: Any, eager: bool) -> Attached:
             raise InputError("watch: model", name or type(network).__name__, hides)
     hides_layers = any(map(is_compiled, models.values())) and not eager
     return Attached(network, models, found, hides_layers, others, eager, masters)
+
+
+def masters_of(network: nn.Module, params: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Returns those parameters of optimizers that are masters, by the names of their weights: wider copies that a loop
+    makes itself of a network in 16 bits. It hands each gradient to the master of its weight, and copies the master back
+    after the update (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.1). Several weights may have
+    the same numbers, such as biases of 0. Their masters are expected in the order of the weights."""
+    given, weights = {id(p): p for p in params}, dict(network.named_parameters())
+    left = {n: p for n, p in weights.items() if p.requires_grad and p.dtype in HALF and id(p) not in given}
+    own, found = set(map(id, weights.values())), {}
+    for master in (p for place, p in given.items() if place not in own):
+        if (name := next((n for n, p in left.items() if _is_master(master, p)), None)) is not None:
+            found[name] = master
+            del left[name]
+    return found
+
+
+def _is_master(master: Tensor, weight: Tensor) -> bool:
+    if master.shape != weight.shape or master.dtype in HALF or not master.is_floating_point():
+        return False
+    return same_bits(spread(master).to(weight.device, weight.dtype), spread(weight))
 
 
 class Together(nn.ModuleDict):

@@ -1,7 +1,9 @@
 """The formats that a replayed network is told when it asks for one."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
 
 import torch
 
@@ -19,17 +21,13 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-@contextmanager
-def limits_as_recorded(call: Call, dtype: torch.dtype) -> Iterator[None]:
+def limits_as_recorded(call: Call, dtype: torch.dtype) -> AbstractContextManager[Any]:
     """While it is entered, ``torch.finfo`` of ``dtype`` returns the limits of the format that the inputs of a call had.
     With other limits a layer would compute another function. Inputs of several formats change nothing."""
     formats = {value.dtype for value in call.inputs if is_real(value)}
     if len(formats) != 1:
-        yield
-        return
+        return nullcontext()
     (recorded,), finfo = formats, torch.finfo
-    torch.finfo = lambda *asked: finfo(*(recorded if each is dtype else each for each in asked))  # type: ignore
-    try:
-        yield
-    finally:
-        torch.finfo = finfo  # type: ignore[misc]
+    return mock.patch.object(
+        torch, "finfo", lambda *asked: finfo(*(recorded if each is dtype else each for each in asked))
+    )

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from traceback import walk_stack
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class Choice:
     numbers: Tensor  # some of these numbers; none where their digits do not matter
 
 
-def chosen(func: Any, args: Any, result: Any) -> Tensor | None:
+def chosen(args: Any, result: Any) -> Tensor | None:
     """Returns the places or truth values that an operator of CHOICES chooses by real numbers; None where it chooses
     nothing."""
     made = result[-1] if isinstance(result, (tuple, list)) else result
@@ -77,7 +78,7 @@ def chosen(func: Any, args: Any, result: Any) -> Tensor | None:
     return made if is_real and not made.is_floating_point() and not made.is_complex() else None
 
 
-def numbers_of(func: Any, args: Any) -> Tensor:
+def numbers_of(args: Any) -> Tensor:
     """Returns some of the numbers that an operator chooses by. It returns none where the digits of a number do not
     matter: in a comparison with infinity, or of numbers with themselves as for NaN."""
     numbers, other = (*args, None)[:2]
@@ -164,9 +165,9 @@ def _compared(args: Any, own: Tensor, theirs: Tensor, near: float) -> Tensor:
 
 
 def _by_place(noted: Iterable[Choice]) -> dict[Place, deque[Choice]]:
-    found: dict[Place, deque[Choice]] = {}
+    found: dict[Place, deque[Choice]] = defaultdict(deque)
     for choice in noted:
-        found.setdefault(choice.place, deque()).append(choice)
+        found[choice.place].append(choice)
     return found
 
 
@@ -189,11 +190,9 @@ class Choosing:
     @contextmanager
     def of(self, noted: Sequence[Choice], near: float) -> Iterator[None]:
         """Makes these choices, in their order, where the numbers agree within a share ``near`` of them."""
-        self._left, self._near = _by_place(noted), near
-        try:
+        self._near = near  # later, too: in backward a checkpoint makes the choices again
+        with mock.patch.object(self, "_left", _by_place(noted)):
             yield
-        finally:
-            self._left = {}
 
     @contextmanager
     def within(
@@ -207,12 +206,8 @@ class Choosing:
             near: the part of the numbers by which they may be apart.
             noted: the operands of its functions with kinks.
         """
-        before = self._returned, self._near, self._left
-        self._returned, self._near, self._left = returned, near, _by_place(noted)
-        try:
+        with mock.patch.multiple(self, _returned=returned, _near=near, _left=_by_place(noted)):
             yield
-        finally:
-            self._returned, self._near, self._left = before
 
     def again(self, func: Any, given: Any, result: Any) -> Any:
         """Returns the result of an operator of CHOICES as it was in the step."""
@@ -225,7 +220,7 @@ class Choosing:
                         return again
             return result
         source = self._made if in_backward() else self._left
-        if not source or (own := chosen(func, args, result)) is None:
+        if not source or (own := chosen(args, result)) is None:
             return result
         place, name = place_of(func), func._schema.name
         theirs = self._next(place, own, args[0])
@@ -268,11 +263,8 @@ class Choosing:
         return found if len(found) == len(own) and any(x is not y for x, y in zip(found, own, strict=True)) else []
 
     def _next(self, place: Place, own: Tensor, exact: Tensor) -> Tensor | None:
-        """Returns the choice of the step that comes next at a place; None where there is none.
-
-        Args:
-            exact: the numbers that the replay chooses by.
-        """
+        """Returns the choice of the step that comes next at a place, where the replay chooses by the numbers ``exact``;
+        None where there is none."""
         if in_backward():
             return next((theirs for mine, theirs in self._made.get(place, ()) if torch.equal(mine, own)), None)
         if not (left := self._left.get(place)):

@@ -27,7 +27,10 @@ class EarlierSteps:
         seen better than the earlier one."""
         names = {point.name for point in places}
         for own, earlier in self.kept:
-            if own == precision and names <= _small(earlier) and later.gradients.keys() <= _small_gradients(earlier):
+            small = {at for at, place in earlier.places.items() if K * place.rounding < COARSEST * place.norm}
+            errors = ((name, e, K * earlier.rounding[name].error) for name, e in earlier.gradients.items() if e)
+            gradients = {name for name, e, rounding in errors if rounding < COARSEST * e.norm}
+            if own == precision and names <= small and later.gradients.keys() <= gradients:
                 return _carried(earlier, later, places)
         return None
 
@@ -49,11 +52,3 @@ def _carried(earlier: Layers, later: Layers, places: Mapping[Point, Place]) -> L
     part = abs(later.exact_loss / earlier.exact_loss) if earlier.exact_loss else 1.0
     noise = max(later.loss_noise, part * earlier.loss_noise)
     return replace(later, places=worst_calls(errors), rounding=rounding, loss_noise=noise)
-
-
-def _small(layers: Layers) -> set[str]:
-    return {at for at, place in layers.places.items() if K * place.rounding < COARSEST * place.norm}
-
-
-def _small_gradients(layers: Layers) -> set[str]:
-    return {name for name, e in layers.gradients.items() if e and K * layers.rounding[name].error < COARSEST * e.norm}

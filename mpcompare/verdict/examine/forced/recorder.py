@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -116,8 +116,7 @@ class Recorder(Arrivals):
         held = {name: p.dtype for name, p in own.items()}
         if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.is_nested for t in given):
             self.record.hidden = self.record.hidden or f"{name or 'the network'} is given a nested tensor"
-        marks = {_mark(t) for t in given if _is_marked(t)}
-        call = Call([self._kept(value) for value in given], held=held, tracked=tracked, marks=marks)
+        call = Call([self._kept(value) for value in given], held=held, tracked=tracked, marks=_marks(given))
         call.arguments, call.begins = tree_flatten((args, kwargs))[1], torch.autograd._get_sequence_nr()
         call.autocast = autocast_dtype()
         call.without = not torch.is_grad_enabled() and not in_backward() and _without_gradient()
@@ -140,7 +139,10 @@ class Recorder(Arrivals):
         if call is not None and not is_torchs(module):
             call.choices = [each for each in self._choices if each.place[-1] in KINKED]
         self._choices.clear()  # other choices of a layer are its own
-        is_layer = call is not None and not _hands_on(call, result)
+        # A module may hand on one of its arguments as it is, like ``nn.Identity``, or a view of one, like
+        # ``nn.Flatten``. The record of the argument is then the record of the result: what is written into one of the
+        # two is written into the other.
+        is_layer = call is not None and call.marks.isdisjoint(_marks(tree_flatten(result)[0]))
         if first and not is_layer and torch.is_grad_enabled():
             self.others.add(name)
         if call is not None and is_layer:
@@ -181,8 +183,8 @@ class Recorder(Arrivals):
             # A replay has the output of a layer as it was, if nobody has written into it since.
             given = [nothing if x in self.makers and x._version == 0 else self.copy(x) for x in operands(args)]
             choices.extend(Choice(place, x, x.dtype, nothing) for x in given)
-        elif (made := chosen(func, args, result)) is not None:
-            numbers = numbers_of(func, args)
+        elif (made := chosen(args, result)) is not None:
+            numbers = numbers_of(args)
             numbers = self.copy(numbers) if len(numbers) else numbers
             choices.append(Choice(place_of(func), self.copy(made), args[0].dtype, numbers))
 
@@ -269,13 +271,6 @@ def _in_checkpoint() -> bool:
     return any(frame.f_globals.get("__name__") == checkpoint.__name__ for frame, _ in walk_stack(sys._getframe(1)))
 
 
-def _hands_on(call: Call, result: Any) -> bool:
-    """Returns whether a module hands on one of its arguments as it is, like ``nn.Identity``, or a view of an argument,
-    like ``nn.Flatten``. The record of the argument is then the record of the result: what is written into one of the
-    two is written into the other."""
-    return any(_mark(v) in call.marks for v in tree_flatten(result)[0] if _is_marked(v))
-
-
 def _is_hidden(value: Any) -> bool:
     """Returns whether a value is a tensor of complex numbers, as a Fourier transform returns it, a nested tensor, or an
     object that has tensors, as an instance of a dataclass. A record holds real numbers, and nests that torch knows."""
@@ -284,11 +279,7 @@ def _is_hidden(value: Any) -> bool:
     return bool(tensors_in(value))
 
 
-def _is_marked(value: Any) -> bool:
-    return (
-        isinstance(value, Tensor) and value.layout is torch.strided and not value.is_inference() and value.numel() > 0
-    )
-
-
-def _mark(tensor: Tensor) -> tuple[int, int]:
-    return tensor.untyped_storage().data_ptr(), tensor._version
+def _marks(values: Iterable[Any]) -> set[tuple[int, int]]:
+    """Returns where the numbers of each tensor are in memory, and how often the tensor was written to."""
+    dense = [v for v in values if isinstance(v, Tensor) and v.layout is torch.strided and not v.is_inference()]
+    return {(t.untyped_storage().data_ptr(), t._version) for t in dense if t.numel() > 0}

@@ -74,7 +74,9 @@ def computed(func: Any, given: Any, result: Any, kinds: Collection[torch.dtype] 
         kinds: the dtypes of results that are rounded.
     """
     name = func._schema.name
-    if func.is_view or name.partition("::")[2] in SELECTING or LARGEST & set(filter(_is_word, tree_leaves(given))):
+    if func.is_view or name.partition("::")[2] in SELECTING:
+        return []
+    if any(isinstance(value, (str, float)) and value in LARGEST for value in tree_leaves(given)):
         return []
     results = result if isinstance(result, (tuple, list)) else (result,)
     alone = ("norm" in name or "attention" in name) and not name.endswith("_backward")
@@ -90,10 +92,6 @@ def convolves_in(storage: torch.dtype, device: torch.device) -> torch.dtype:
     name = f"_is_mkldnn_{dtype_name(storage)}_supported"
     has_kernels = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, name)()
     return torch.float32 if has_kernels else storage
-
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, (str, float))
 
 
 class Roundings(TorchDispatchMode):

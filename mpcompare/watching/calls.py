@@ -15,9 +15,8 @@ from torch.utils._pytree import tree_leaves
 from mpcompare import generators
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.forced.objects import leaves_of
 from mpcompare.verdict.examine.forced.random_numbers import Key, Noted
-from mpcompare.verdict.examine.forced.record import OUTPUT, Record, is_real, is_tracked
+from mpcompare.verdict.examine.forced.record import OUTPUT, Record, is_real, is_tracked, leaves_of
 from mpcompare.verdict.examine.forced.recorder import Recorder, autocast_dtype
 from mpcompare.verdict.examine.numerics import sum_of_bits
 from mpcompare.verdict.examine.unseen import Unseen

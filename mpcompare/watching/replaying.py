@@ -20,9 +20,8 @@ from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
 from mpcompare.verdict.examine.forced.instead import Instead
 from mpcompare.verdict.examine.forced.kernels import Kernels
-from mpcompare.verdict.examine.forced.objects import leaves_of
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
-from mpcompare.verdict.examine.forced.record import Call
+from mpcompare.verdict.examine.forced.record import Call, leaves_of
 from mpcompare.verdict.examine.forced.replay import Recorded
 from mpcompare.verdict.examine.forced.weights import backward
 from mpcompare.verdict.examine.numerics import same_bits

@@ -11,7 +11,7 @@ from torch.distributions import Categorical, Independent, Normal
 from torch.nn import functional as F
 
 import mpcompare
-from mpcompare.verdict.examine.forced.objects import leaves_of
+from mpcompare.verdict.examine.forced.record import leaves_of
 
 
 @dataclass(frozen=True, slots=True)

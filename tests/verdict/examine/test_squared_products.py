@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mpcompare.verdict.examine.forced.squared_products import SquaredProduct, squares
+from mpcompare.verdict.examine.forced.terms import SquaredProduct, squares
 
 LAYERS = {
     "linear": (nn.Linear(5, 7), (3, 5)),

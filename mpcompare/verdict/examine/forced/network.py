@@ -15,9 +15,8 @@ from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
 from mpcompare.verdict.examine.forced.call import At, ForcedLayer, half_of
 from mpcompare.verdict.examine.forced.choices import Choosing, in_backward
 from mpcompare.verdict.examine.forced.formats import limits_as_recorded
-from mpcompare.verdict.examine.forced.function import Forced
+from mpcompare.verdict.examine.forced.function import Forced, passed_openly
 from mpcompare.verdict.examine.forced.hooks import HooksWithin
-from mpcompare.verdict.examine.forced.opened import passed_openly
 from mpcompare.verdict.examine.forced.own_products import halves_within, is_torchs
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.weights import Weights, in_dtype

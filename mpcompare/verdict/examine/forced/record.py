@@ -9,17 +9,21 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from mpcompare.operands import Products
 from mpcompare.verdict.examine.forced.choices import Choice, Line
 from mpcompare.verdict.examine.forced.constants import Narrow
 from mpcompare.verdict.examine.forced.random_numbers import Drawn
 from mpcompare.verdict.judge.replayed import OUTPUT as OUTPUT
+
+LEVELS = 3  # an object may hold others: a distribution of independent rows holds the distribution of each number
+CLOSED = (Tensor, nn.Module, type, ModuleType, FunctionType, bool, int, float, str, type(None))
 
 
 def is_real(value: object) -> bool:
@@ -30,6 +34,27 @@ def is_real(value: object) -> bool:
 def is_tracked(value: object) -> bool:
     """Returns whether a value is a tensor of real numbers that requires a gradient."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.requires_grad
+
+
+def tensors_in(value: Any, levels: int = LEVELS) -> list[Tensor]:
+    """Returns the tensors in an object that torch's pytree does not open, such as an instance of a dataclass or a
+    distribution: in its attributes, or in its items if it is a dict, in the order of their names. A tensor that is
+    there twice is returned once. A tensor itself, and a module, hold none."""
+    if isinstance(value, CLOSED) or not levels:
+        return []
+    own = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        own |= {name: getattr(value, name, None) for name in tree_leaves(vars(kind).get("__slots__", ()))}
+    own |= value if isinstance(value, dict) else {}
+    leaves = tree_leaves([each for _, each in sorted(own.items(), key=lambda item: str(item[0]))])
+    found = [t for leaf in leaves for t in ([leaf] if isinstance(leaf, Tensor) else tensors_in(leaf, levels - 1))]
+    return list({id(t): t for t in found}.values())
+
+
+def leaves_of(nest: Any) -> list[Any]:
+    """Returns the leaves of a nest, and then the tensors in those leaves that are objects."""
+    leaves = tree_leaves(nest)
+    return leaves + [t for leaf in leaves for t in tensors_in(leaf)]
 
 
 @dataclass

@@ -29,10 +29,9 @@ from mpcompare.verdict.examine.forced.choices import (
 from mpcompare.verdict.examine.forced.copies import Copies
 from mpcompare.verdict.examine.forced.kinks import KINKED, operands
 from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on, takes_hooks
-from mpcompare.verdict.examine.forced.objects import leaves_of, tensors_in
 from mpcompare.verdict.examine.forced.own_products import OPERATORS, format_of, is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import Noted, copied
-from mpcompare.verdict.examine.forced.record import Call, Record, is_real, is_tracked
+from mpcompare.verdict.examine.forced.record import Call, Record, is_real, is_tracked, leaves_of, tensors_in
 from mpcompare.verdict.judge.replayed import OUTPUT
 
 

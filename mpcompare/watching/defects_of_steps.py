@@ -144,7 +144,7 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         yield Defect("gradient scaled", names[0], because + "and those of other parameters are not")
     if because := _clipped_with_others(taken, found):
         yield Defect("clip", next(n for n in taken.clipped_scaled if n in taken.outside), f"{because} them {where}")
-    if (usual := found.of_scaled or _clipped_scaled(taken, found)) is not None:
+    if (usual := _clipped_scaled(taken, found)) is not None:
         because = f"the gradients are clipped to a norm of {usual:g} before they are divided by the loss scale "
         because += f"{found.scale:g} {where} ({found.before_unscale[0]}): what is left has a norm of "
         yield Defect("clip", "", because + f"{usual / found.scale:.3g}")
@@ -194,11 +194,17 @@ def _has_weights_added(taken: Taken, name: str) -> bool:
 
 
 def _clipped_scaled(taken: Taken, found: HandedOn) -> float | None:
-    """Returns the norm to which torch's function clipped gradients while they were scaled; None if it did not, or if
-    the user may have multiplied a norm by the scale. Factors do not tell: the loop may have changed the gradients
-    before, as by noise."""
+    """Returns the norm to which gradients were clipped while they were scaled; None if they were not, or if the user
+    may have multiplied a norm by the scale. Factors tell of usual norms alone: the loop may have changed the gradients
+    before, as by noise. Torch's function says what it was asked for."""
+    if found.scale == 1 or not found.before_unscale:
+        return None
+    if found.one and found.factor < 1 - SAME:
+        clipped = found.factor * (found.together * found.scale + 1e-6)
+        if usual := [each for each in USUAL_NORMS if math.isclose(clipped, each, rel_tol=1e-4)]:
+            return usual[0]
     norm, kind = taken.asked or (math.nan, 2.0)
-    if kind != 2 or found.scale == 1 or not found.before_unscale or not math.isfinite(norm):
+    if kind != 2 or not math.isfinite(norm):
         return None
     is_meant = norm in USUAL_NORMS or _is_written(norm, found.scale)
     return norm if is_meant and math.isclose(taken.norm * found.scale, norm, rel_tol=1e-4) else None

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mpcompare.clipping import USUAL_NORMS
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.examine.numerics import short_share
 from mpcompare.watching.expecting import MOST, NOT_BOUND, by_value, one
@@ -49,14 +48,6 @@ class HandedOn:
         return [
             n for n, f in self.factors.items() if self.scale != 1 and math.isclose(f, self.scale * least, rel_tol=SAME)
         ]
-
-    @property
-    def of_scaled(self) -> float | None:
-        """The norm to which gradients were clipped while they were still scaled; None where it is no usual norm."""
-        if not self.before_unscale or self.scale == 1 or not self.one or self.factor >= 1 - SAME:
-            return None
-        norm = self.factor * (self.together * self.scale + 1e-6)
-        return next((usual for usual in USUAL_NORMS if math.isclose(norm, usual, rel_tol=1e-4)), None)
 
 
 def handed_on(step: Taken) -> HandedOn:

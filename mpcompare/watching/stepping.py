@@ -110,7 +110,7 @@ class Steps:
 
     def _named(self, params: list[Tensor]) -> list[tuple[str, Tensor]]:
         """Returns those parameters of an optimizer that are weights of the network, or their masters, by name."""
-        names = self.sums.calls.names | {id(p): name for name, p in self.attached.masters.items()}
+        names = self.sums.names
         return [(names[id(p)], p) for p in params if id(p) in names]
 
     def after(self, name: str) -> None:

@@ -60,6 +60,11 @@ class Sums:
         self._again = False  # whether the loop may differentiate the gradients of a backward again
         self._apart = False  # whether the optimizers have sums of their own: the loop clears their gradients in turns
 
+    @property
+    def names(self) -> dict[int, str]:
+        """The names of weights, by ``id`` of a weight or of its master."""
+        return self.calls.names | {id(p): name for name, p in self.attached.masters.items()}
+
     def owned(self) -> set[str]:
         """Returns the names of the parameters that optimizers have. Parameters that came after the look began are left
         out."""
@@ -177,8 +182,9 @@ class Sums:
         """Is told of each function before it is called, and notes what is done with gradients."""
         name = str(getattr(func, "__name__", ""))
         if func in CLIPPING:
-            if self.used == self.backwards and not any(is_there(p.grad) for p in self.params.values()):
-                self.clipped_early = line_of_user() if self._clips_ours(_clip()) else self.clipped_early
+            is_early = self.used == self.backwards and not any(is_there(p.grad) for p in self.params.values())
+            if is_early and not self.names.keys().isdisjoint(map(id, _clipped_by_torch())):  # else another network
+                self.clipped_early = line_of_user()
             return
         written, out = args[:1], [kwargs.get("out")]
         if self._has_any(tree_leaves(out)):  # as torch.nan_to_num(p.grad, out=p.grad)
@@ -194,7 +200,8 @@ class Sums:
         targets = written[0] if written and isinstance(written[0], (list, tuple)) else written
         if self._has_any(targets):
             if part == "norm":
-                asked = _asked(_clip())
+                clip = _clip()
+                asked = (float(clip["max_norm"]), float(clip.get("norm_type", 2.0))) if clip else None
                 if asked is not None and self._is_late(asked):
                     self.clipped_late = line_of_user()
                 elif asked is not None and self.used < self.backwards:
@@ -210,9 +217,7 @@ class Sums:
 
     def _clip_together(self, asked: tuple[float, float], targets: Sequence[Any]) -> None:
         """Is told that torch's function takes the norms of some gradients, and notes all that it clips."""
-        names = self.calls.names | {id(p): name for name, p in self.attached.masters.items()}
-        params = _clip().get("parameters")
-        known = params if isinstance(params, (list, tuple)) else ()
+        names, known = self.names, _clipped_by_torch()
         grads = {names[id(p)]: p.grad for p in known if id(p) in names and p.grad is not None}
         if any(t is next(iter(grads.values()), None) for t in targets):  # it may be called with one after the other
             is_alone = len(self.attached.optimizers) == 1 and grads.keys() <= self.owned()
@@ -232,12 +237,6 @@ class Sums:
         and their norm is larger."""
         used = self.used == self.backwards and not self._clips
         return used and asked[0] < self.left.norm(asked[1]) < math.inf
-
-    def _clips_ours(self, clip: Mapping[str, Any]) -> bool:
-        """Returns whether torch's function clips gradients of our parameters. It may clip another network."""
-        params = clip.get("parameters")
-        ours = self.calls.names.keys() | {id(p) for p in self.attached.masters.values()}
-        return isinstance(params, (list, tuple)) and any(id(p) in ours for p in params)
 
     def close(self, names: Collection[str]) -> Sum | None:
         """Returns the sum that is there; None where no backward came since the last step that closed one.
@@ -318,6 +317,7 @@ def _clip() -> Mapping[str, Any]:
     return {}
 
 
-def _asked(clip: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Returns the norm, and its type, to which torch's function clips; None if it is not called."""
-    return (float(clip["max_norm"]), float(clip.get("norm_type", 2.0))) if clip else None
+def _clipped_by_torch() -> Sequence[Any]:
+    """Returns the parameters whose gradients torch's function clips; none if it is not called."""
+    params = _clip().get("parameters")
+    return params if isinstance(params, (list, tuple)) else ()

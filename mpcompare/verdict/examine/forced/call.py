@@ -79,9 +79,8 @@ class At:
                 self._note_constant("output", recorded, y.requires_grad or call.passes[place])
                 exact = y.detach().clamp(min=0) if call.rectified else y.detach()
                 exact = exact.to(replay.dtype) if exact.dtype in HALF else exact
-                replay.tell(
-                    Point("output", self.name, self.number, place, not is_layer), recorded, exact, recorded.dtype
-                )
+                point = Point("output", self.name, self.number, place, not is_layer)
+                replay.tell(point, recorded, exact, recorded.dtype)
         if is_layer:
             self.arithmetic.passing("backward" if in_backward() else "forward")
         passed = [numbers_in(recorded, replay.dtype) for recorded in call.outputs]
@@ -140,16 +139,14 @@ class ForcedLayer(At):
     def operands(self) -> tuple[list[Any], dict[str, Tensor]]:
         """Returns the operands: the recorded inputs, and the parameters as they were held. A layer of products whose
         output has 16 bits rounds both to 16 bits first."""
-        replay, dtype = self.replay, self.dtype
-
-        taken, inputs = self.arithmetic.operand, self.call.inputs
-        values = [taken(self.recorded(v).to(dtype)) if is_real(v) else v for v in inputs]
+        dtype, taken = self.dtype, self.arithmetic.operand
+        values = [taken(self.recorded(v).to(dtype)) if is_real(v) else v for v in self.call.inputs]
         for value in values:
             if is_real(value) and value.layout is torch.strided:  # a sparse one is constant, such as edges of a graph
                 value.requires_grad_()
         params = {}
         for name, p in self.module.named_parameters():
-            operand = replay.weights.cast(p, self._stored(name), dtype)
+            operand = self.replay.weights.cast(p, self._stored(name), dtype)
             params[name] = taken(operand).requires_grad_(p.requires_grad)
         return values, params
 

@@ -79,10 +79,6 @@ class Left:
         cleared = [g for name, g in self.grads.items() if self.params[name].grad is not g]
         return any(sys.getrefcount(g) > OURS for g in cleared)
 
-    def norm(self, norm_type: float) -> float:
-        """Returns the norm of all gradients as one vector, as they are now."""
-        return total_norm({name: numbers(g) for name, g in self.grads.items()}, norm_type)
-
     def has_any(self, values: Sequence[Any], others: Sequence[Tensor]) -> bool:
         """Returns whether some of these values are gradients that backward left, or ``others``."""
         places = self.places.union(map(_place, others)) - {0} if others else self.places

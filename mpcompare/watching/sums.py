@@ -235,8 +235,9 @@ class Sums:
     def _is_late(self, asked: tuple[float, float]) -> bool:
         """Returns whether torch's function clips gradients after the step that used them. They were not clipped before,
         and their norm is larger."""
-        used = self.used == self.backwards and not self._clips
-        return used and asked[0] < self.left.norm(asked[1]) < math.inf
+        if self.used != self.backwards or self._clips:
+            return False
+        return asked[0] < total_norm({name: numbers(g) for name, g in self.left.grads.items()}, asked[1]) < math.inf
 
     def close(self, names: Collection[str]) -> Sum | None:
         """Returns the sum that is there; None where no backward came since the last step that closed one.

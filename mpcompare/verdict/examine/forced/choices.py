@@ -99,11 +99,6 @@ def line_of_the_network() -> Line:
     return found or ("", 0)
 
 
-def place_of(func: Any) -> Place:
-    """Returns the place in the code of the network that calls an operator."""
-    return *line_of_the_network(), func._schema.name
-
-
 def made_by(choices: Iterable[Choice], off: Mapping[Place, float], storage: torch.dtype) -> dict[str, str]:
     """Returns by place, in words, the format whose digits the numbers of its choices have; of several formats the
     shortest one. Numbers in fp32 may be made of 16-bit numbers, as distances are, and numbers of 16 bits may be exact,
@@ -222,7 +217,8 @@ class Choosing:
         source = self._made if in_backward() else self._left
         if not source or (own := chosen(args, result)) is None:
             return result
-        place, name = place_of(func), func._schema.name
+        name = func._schema.name
+        place = *line_of_the_network(), name
         theirs = self._next(place, own, args[0])
         if theirs is None or theirs.dtype is not own.dtype or torch.equal(theirs, own):
             return result

@@ -143,7 +143,12 @@ def passed_openly(at: At, xs: Sequence[Any]) -> list[Any]:
         at.arithmetic.whose("forward", at.name)
         results = at.forward(values, own)
         at.arithmetic.whose("", at.name)
-        _note(at)
+        outputs = sum(v.numel() for v in at.call.outputs if is_real(v))
+        for name, p in at.module.named_parameters():
+            full = replay.weights.names[id(p)]
+            replay.users.setdefault(full, set()).add(at.name)
+            if isinstance(at.module, STAY_IN_FP32) and at.call.held.get(name) is torch.float32:
+                at.note_in_fp32(name, full, outputs / max(p.numel(), 1))
     with Unseen():
         returned = at.returns(results)
     passed = [_instead(y, numbers) for y, numbers in zip(results, returned, strict=False)]
@@ -178,14 +183,3 @@ def _arrives(at: At, place: int, gradient: Tensor) -> Tensor:
     with Unseen():
         taken = at.arrives(place, seen, gradient.detach(), turn)
     return _instead(gradient, taken) if torch.is_grad_enabled() else taken.to(gradient.dtype)
-
-
-def _note(at: ForcedLayer) -> None:
-    """Notes which parameters the layer uses."""
-    replay, held = at.replay, at.call.held
-    outputs = sum(v.numel() for v in at.call.outputs if is_real(v))
-    for name, p in at.module.named_parameters():
-        full = replay.weights.names[id(p)]
-        replay.users.setdefault(full, set()).add(at.name)
-        if isinstance(at.module, STAY_IN_FP32) and held.get(name) is torch.float32:
-            at.note_in_fp32(name, full, outputs / max(p.numel(), 1))

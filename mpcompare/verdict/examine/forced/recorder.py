@@ -1,5 +1,6 @@
 """The hooks that write a record down while a step is taken. The step computes the same bits as without them."""
 
+import operator
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -18,14 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.tasks.cast import NORMS
 from mpcompare.verdict.examine.forced.arrivals import Arrivals
-from mpcompare.verdict.examine.forced.choices import (
-    Choice,
-    chosen,
-    in_backward,
-    line_of_the_network,
-    numbers_of,
-    place_of,
-)
+from mpcompare.verdict.examine.forced.choices import Choice, chosen, in_backward, line_of_the_network, numbers_of
 from mpcompare.verdict.examine.forced.copies import Copies
 from mpcompare.verdict.examine.forced.kinks import KINKED, operands
 from mpcompare.verdict.examine.forced.module_hooks import Hook, HooksOn, put_on, takes_hooks
@@ -48,10 +42,6 @@ def recorded(network: nn.Module) -> Iterator[Record]:
         recorder.detach()
 
 
-def _plainly(method: Callable[..., Any], *given: Any) -> Any:
-    return method(*given)
-
-
 class Recorder(Arrivals):
     """Writes down the calls of the layers of a network.
 
@@ -66,7 +56,7 @@ class Recorder(Arrivals):
     """
 
     def __init__(
-        self, copy: Callable[[Tensor], Tensor] = copied, guard: Callable[..., Any] = _plainly, parts: bool = False
+        self, copy: Callable[[Tensor], Tensor] = copied, guard: Callable[..., Any] = operator.call, parts: bool = False
     ) -> None:
         super().__init__(copy, guard)
         self.parts, self.copies = parts, Copies()
@@ -185,7 +175,8 @@ class Recorder(Arrivals):
         elif (made := chosen(args, result)) is not None:
             numbers = numbers_of(args)
             numbers = self.copy(numbers) if len(numbers) else numbers
-            choices.append(Choice(place_of(func), self.copy(made), args[0].dtype, numbers))
+            place = *line_of_the_network(), func._schema.name
+            choices.append(Choice(place, self.copy(made), args[0].dtype, numbers))
 
     def _give_to_network(self, call: Call | None) -> None:
         """Takes a module for no layer: its choices and products are work between the layers of the network."""

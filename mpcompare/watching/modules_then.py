@@ -7,9 +7,10 @@ embeddings, and take it off before the watch ends. A replay comes later, so it n
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -121,22 +122,13 @@ def hooks_of(network: nn.Module) -> Hooks:
 
 @contextmanager
 def hooks_then(network: nn.Module, hooks: Hooks) -> Iterator[None]:
-    """Gives a network these hooks, and no others, while it is entered."""
-    now = [(own, dict(own)) for module in network.modules() for own in _of(module).values()]
-    for name, module in network.named_modules():
-        for kind, own in _of(module).items():
-            _fill(own, hooks.get(name, {}).get(kind, {}))
-    try:
+    """Gives a network these hooks, and no others, while it is entered. Each dict stays the same: the handle of a hook
+    refers to it."""
+    with ExitStack() as replaced:
+        for name, module in network.named_modules():
+            for kind, own in _of(module).items():
+                replaced.enter_context(mock.patch.dict(own, hooks.get(name, {}).get(kind, {}), clear=True))
         yield
-    finally:
-        for own, before in now:
-            _fill(own, before)
-
-
-def _fill(own: dict[int, Any], hooks: Mapping[int, Any]) -> None:
-    """Gives a module these hooks. The dict is the same: a handle of a hook refers to it."""
-    own.clear()
-    own.update(hooks)
 
 
 def _of(module: nn.Module) -> dict[str, Any]:

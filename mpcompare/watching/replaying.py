@@ -94,7 +94,6 @@ class FromTheRoot(Player):
         values: dict[Slot, Tensor] = {}
         self.latest: Called | None = None
         self.cache: dict[Any, Any] = {}  # the weights that parametrizations keep from call to call
-        self.outputs: dict[str, list[Any]] = {}  # by module with inner values the outputs of its calls
         self.times_made: Counter[tuple[str, int]] = Counter()  # how often each inner value was made
         seen, events = self.step.sum, self.step.sum.tape
         self.written = {op.writes for op in seen.ops if op.writes is not None}
@@ -189,19 +188,17 @@ class FromTheRoot(Player):
     @contextmanager
     def _keeping(self, inner: Sequence[Inner], values: dict[Slot, Tensor]) -> Iterator[None]:
         """Keeps the inner values of the call of the network that is made while it is entered."""
-        self.outputs = {each.module: [] for each in inner if not each.attribute}
-        modules = {name: self.network.get_submodule(name) for name in self.outputs if name not in self.record.calls}
+        outputs: dict[str, list[Any]] = {each.module: [] for each in inner if not each.attribute}  # of all its calls
         with ExitStack() as hooks:
-            for name, module in modules.items():
-                hooks.enter_context(
-                    module.register_forward_hook(lambda _, __, y, name=name: self.passed_on(name, leaves_of(y)))
-                )
+            for name, own in outputs.items():
+                module = self.network.get_submodule(name)
+                hooks.enter_context(module.register_forward_hook(lambda _, __, y, own=own: own.append(leaves_of(y))))
             yield
         for each in inner:
             if each.attribute:
                 made = tree_leaves(vars(self.network.get_submodule(each.module))[each.attribute])
             else:
-                made = self.outputs[each.module][each.number]
+                made = outputs[each.module][each.number]
             values[each.slot] = self._gone_on_from(each, made[each.place])
 
     def _gone_on_from(self, inner: Inner, value: Tensor) -> Tensor:
@@ -215,11 +212,6 @@ class FromTheRoot(Player):
         with Unseen():
             moved = self.arithmetic.operand(inner.value.to(self.dtype)) - exact
         return value + moved
-
-    def passed_on(self, name: str, outputs: list[Any]) -> None:
-        """Keeps the outputs of a module that has inner values."""
-        if name in self.outputs:
-            self.outputs[name].append(outputs)
 
     def back(self, root: Root, values: Mapping[Slot, Tensor]) -> None:
         """Takes a backward from a root."""

@@ -73,9 +73,6 @@ class ForcedNetwork:
         with Unseen():
             self.arithmetic.compare(point, numbers(seen), numbers(exact), dtype)
 
-    def passed_on(self, name: str, outputs: list[Any]) -> None:
-        """Is given the outputs of a layer with which the network goes on."""
-
     def not_called(self) -> list[str]:
         """Returns the layers that the replay called less often than the step, if a missed result had a gradient."""
         missed = {name: calls[len(self.arrived.get(name, ())) :] for name, calls in self.record.calls.items()}
@@ -181,7 +178,6 @@ class ForcedNetwork:
             outputs = self._passed(at, flat, module)
             if call.into is not None:
                 outputs = [_written(flat[call.into], outputs[0])]
-            self.passed_on(name, outputs)
             return tree_unflatten(outputs, call.spec)
 
         return forward

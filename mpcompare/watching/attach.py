@@ -154,11 +154,7 @@ def compiled_wrapper(network: nn.Module) -> nn.Module | None:
 
 def alive(*kinds: type) -> Iterator[Any]:
     """Yields the objects of some classes that are alive."""
-    objects = gc.get_objects()
-    classes = list(map(type, objects))
-    by_id = dict(zip(map(id, classes), classes, strict=True))  # somebody's class may have no hash
-    known = {number for number, kind in by_id.items() if issubclass(kind, kinds)}
-    return (each for each in objects if id(type(each)) in known) if known else iter(())
+    return (each for each in gc.get_objects() if issubclass(type(each), kinds))
 
 
 def unwrapped(optimizer: Any) -> torch.optim.Optimizer | None:

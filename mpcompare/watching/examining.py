@@ -13,9 +13,9 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.adam_mistakes import EPS_BEFORE
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, largest, update_errors
-from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.examine.forced.kernels import of_kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
+from mpcompare.verdict.examine.forced.samples import EarlierSteps
 from mpcompare.verdict.examine.forced.step import compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes, of_all
 from mpcompare.verdict.examine.seen import Seen

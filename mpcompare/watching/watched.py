@@ -14,8 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from mpcompare import generators
 from mpcompare.errors import InputError, check_whole
 from mpcompare.tasks.groups import params_in
-from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.examine.forced.hooks import put_back_collected
+from mpcompare.verdict.examine.forced.samples import EarlierSteps
 from mpcompare.verdict.judge.check import listed
 from mpcompare.verdict.judge.limits import COARSEST
 from mpcompare.watching import expecting

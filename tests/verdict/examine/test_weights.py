@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from mpcompare.tasks.task import sharing_parameters
+from mpcompare.verdict.examine.forced.arithmetic import Arithmetic
 from mpcompare.verdict.examine.forced.own_products import as_operands
 from mpcompare.verdict.examine.forced.weights import Weights, fill, free, in_dtype
 
@@ -25,7 +26,7 @@ class Tied(nn.Module):
 def test_a_parameter_between_layers_is_taken_in_the_dtype_of_the_replay():
     torch.manual_seed(0)
     network = Tied()
-    weights = Weights(network, torch.float64)
+    weights = Weights(network, Arithmetic(torch.float64))
     with weights:
         output = network(torch.tensor([1, 2]))
         assert network.embedding.weight.dtype is torch.float64
@@ -42,12 +43,12 @@ def test_a_parameter_between_layers_is_taken_in_the_dtype_of_the_replay():
 
 def test_a_parameter_has_the_digits_that_the_step_held():
     network = nn.Linear(7, 7)
-    weights = Weights(network, torch.float64)
+    weights = Weights(network, Arithmetic(torch.float64))
     cast = weights.cast(network.weight, torch.bfloat16)
     assert torch.equal(cast, network.weight.detach().bfloat16().double())
     weights.held = {"weight": torch.float16}
     assert torch.equal(weights.cast(network.weight), network.weight.detach().half().double())
-    same = Weights(network, torch.float32).cast(network.weight)
+    same = Weights(network, Arithmetic(torch.float32)).cast(network.weight)
     assert same.data_ptr() != network.weight.data_ptr()
 
 
@@ -102,7 +103,7 @@ def test_operands_of_a_product_are_rounded_while_the_weights_are_entered(half):
     """The mode widens the network's own casts. The rounding of an operand is no cast of the network."""
     network = nn.Linear(3, 2)
     x = torch.randn(5, 3, dtype=torch.float64)
-    with Weights(network, torch.float64):
+    with Weights(network, Arithmetic(torch.float64)):
         rounded, weight = as_operands((x, network.weight.double()), half)
     assert torch.equal(rounded, x.to(half).double())
     assert torch.equal(weight, network.weight.to(half).double())

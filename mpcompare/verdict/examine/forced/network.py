@@ -52,8 +52,7 @@ class ForcedNetwork:
     def __post_init__(self) -> None:
         self.dtype, self.record = self.arithmetic.dtype, self.step.record
         self.network = in_dtype(self.step.network, self.dtype)
-        cast, narrow = self.arithmetic.cast, self.record.narrow
-        self.weights = Weights(self.network, self.dtype, self.arithmetic.storage, cast, narrow, self.choosing)
+        self.weights = Weights(self.network, self.arithmetic, self.record.narrow, self.choosing)
         self.arrived: dict[str, list[float]] = {}
         self.users: dict[str, set[str]] = {}
         self.in_fp32: dict[str, float] = {}

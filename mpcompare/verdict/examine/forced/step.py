@@ -18,7 +18,6 @@ from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.arithmetic import Arithmetic, Point
 from mpcompare.verdict.examine.forced.choices import made_by
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
-from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.examine.forced.hooks import without_hooked
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import FP32, Errors, Place, worst_calls
@@ -26,7 +25,7 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.forced.replay import Recorded, Replay
 from mpcompare.verdict.examine.forced.roundings import Roundings, convolves_in
-from mpcompare.verdict.examine.forced.samples import statistics, take_samples
+from mpcompare.verdict.examine.forced.samples import EarlierSteps, statistics, take_samples
 from mpcompare.verdict.examine.forced.terms import find_terms
 from mpcompare.verdict.examine.numerics import numbers
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from mpcompare.dtypes import HALF, as_complex
 from mpcompare.tasks.functions import PRODUCTS
 from mpcompare.tasks.task import Params, sharing_parameters
+from mpcompare.verdict.examine.forced.arithmetic import Arithmetic
 from mpcompare.verdict.examine.forced.choices import Choosing, Line, in_backward, line_of_the_network
 from mpcompare.verdict.examine.forced.constants import Narrow, are_met, with_constants
 from mpcompare.verdict.examine.forced.instead import Instead
@@ -39,13 +40,11 @@ class Weights(TorchFunctionMode):
     """Gives parameters in the dtype of a replay.
 
     While the mode is entered, a parameter that the network uses between its layers, such as a class token, is taken in
-    this dtype, too. A network's own casts are widened, except for casts to the format ``stored``.
+    this dtype, too. A network's own casts are widened, except for casts to the format of the precision.
 
     Attributes:
         names: the names of the parameters, by ``id``.
         between: by name the parameters that are used between layers, as leaves of autograd's graph.
-        constant: is given constants that the network has in a format of 16 bits, the format, and the number of their
-            roundings, and returns the constants to take.
         narrow: by line of code the constants that the step had in 16 bits.
         choosing: knows the operands that functions with kinks had in the step.
         asked: the formats of 16 bits that the network itself has asked for since somebody emptied it.
@@ -56,16 +55,13 @@ class Weights(TorchFunctionMode):
     def __init__(
         self,
         network: nn.Module,
-        dtype: torch.dtype,
-        stored: torch.dtype | None = None,
-        constant: Callable[..., Tensor] = lambda value, kind, roundings=1: value,
+        arithmetic: Arithmetic,
         narrow: Mapping[Line, Narrow] | None = None,
         choosing: Choosing | None = None,
     ) -> None:
         super().__init__()
-        self.choosing = choosing or Choosing()
-        self.stored, self.constant, self.narrow = stored, constant, narrow or {}
-        self.dtype, self.names = dtype, {id(p): name for name, p in network.named_parameters()}
+        self.arithmetic, self.dtype, self.narrow = arithmetic, arithmetic.dtype, narrow or {}
+        self.choosing, self.names = choosing or Choosing(), {id(p): name for name, p in network.named_parameters()}
         self.held: Mapping[str, torch.dtype] = {}  # by name the dtypes in which the step held them
         self.autocast = False  # whether the step was under autocast
         self.between: dict[str, Tensor] = {}
@@ -124,23 +120,25 @@ class Weights(TorchFunctionMode):
             return func(*args, **kwargs)
         # Within backward only a checkpoint takes gradients: it calls the network once more.
         if in_backward() and not torch.is_grad_enabled():
-            own = self.own_backward
-            return call_widened(func, args, kwargs, self.dtype, self.stored) if own else func(*args, **kwargs)
+            return self._widely(func, args, kwargs) if self.own_backward else func(*args, **kwargs)
         if func == DTYPE and id(args[0]) in self.names:
             return self.dtype
         if any(id(v) in self.names for v in values_of(args, kwargs)):
             is_cast = self.autocast and func in PRODUCTS
             args, kwargs = tree_map_only(nn.Parameter, self.copied if is_cast else self.taken, (args, kwargs))
         if self.narrow and are_met(args, kwargs) and (narrow := self.narrow.get(line_of_the_network())) is not None:
-            args, kwargs = with_constants(func, (args, kwargs), narrow, self.constant)
+            args, kwargs = with_constants(func, (args, kwargs), narrow, self.arithmetic.cast)
         if self._halves and func in PRODUCTS and (half := self._halves.get(line_of_the_network())) is not None:
             args, kwargs = as_operands((args, kwargs), half)
         if theirs := self.choosing.operands(func, (args, kwargs)):
             return on_their_side(func, (args, kwargs), theirs, self.choosing.rounded)
         self.asked |= (asked := asked_of(func, args, kwargs))
-        result = call_widened(func, args, kwargs, self.dtype, self.stored)
+        result = self._widely(func, args, kwargs)
         is_constant = is_real(result) and not result.requires_grad
-        return self.constant(result, asked.pop()) if asked and is_constant else result
+        return self.arithmetic.cast(result, asked.pop()) if asked and is_constant else result
+
+    def _widely(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return call_widened(func, args, kwargs, self.dtype, self.arithmetic.storage)
 
 
 def backward(ends: Sequence[Tensor], gradients: Sequence[Tensor | None], retains: bool = False) -> None:

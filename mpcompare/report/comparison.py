@@ -197,8 +197,8 @@ def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
 
 def closest(run: Run, among: Iterable[Run], backend: str) -> Run:
     """Returns the run with which ``run`` is best compared, the first of several. What matters most comes first: the
-    precision, the fields in which they differ, the version of torch, the start of training, the ``backend``, the race.
-    """
+    precision, the fields in which they differ, the version of torch, the start of training, the ``backend``, and of
+    several runs of this backend the race."""
 
     def distance(other: Run) -> tuple[bool | int, ...]:
         return (
@@ -207,7 +207,7 @@ def closest(run: Run, among: Iterable[Run], backend: str) -> Run:
             _torch(other) != _torch(run),
             other.start != run.start,
             other.result.backend != backend,
-            other.race != run.race,
+            other.result.backend == backend and other.race != run.race,
         )
 
     return min(among, key=distance)

@@ -227,6 +227,13 @@ def test_a_run_of_another_variant_start_or_race_has_a_reference_of_its_own(tmp_p
     assert list(references.values()) == ["0", "2", "2", "4", "4", "5", "7", "7", "8"]
 
 
+def test_without_the_plain_backend_the_first_run_is_the_reference_of_all_races(tmp_path):
+    for number, (backend, precision) in enumerate([("amp", "bf16"), ("scratch", "fp32"), ("mine", "fp32")]):
+        write_run(tmp_path / str(number), backend, precision, race=f"race{number}")
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    assert [verdict.reference for verdict in judge_all(comparison).values()] == ["0", "1", "1"]
+
+
 def test_a_reference_with_which_nobody_is_compared_says_so(tmp_path):
     for number, (backend, precision) in enumerate([("amp", "bf16"), ("fp32", "fp32"), ("mine", "bf16")]):
         write_run(tmp_path / str(number), backend, precision)

@@ -81,12 +81,15 @@ def report(
     """
     contents = contents_of(folders, baseline, allow, formats)
     table, *files = OUTPUTS
+    failed: list[Exception] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
-        _clear(out)
-        terminal = Console(stderr=True)
+        earlier, terminal = _written(out) if page.is_ours(out) else {}, Console(stderr=True)
         with terminal.status("Drawing the figures and the page") if terminal.is_terminal else nullcontext():
-            failed = [error for name in files if (error := _failure(name, contents, out))]
+            for name in files:
+                if name == "page":  # it offers the files of the folder
+                    _delete(out, earlier)
+                failed += filter(None, [_failure(name, contents, out)])
     except OSError as error:
         failed = [error]
     failed += filter(None, [_failure(table, contents, out)])
@@ -99,11 +102,15 @@ def report(
     return contents.complete and not failed and not (strict and contents.differs)
 
 
-def _clear(out: Path) -> None:
-    """Deletes the files of an earlier report: the page would offer those that are not written again."""
-    if (out / page.NAME).exists():
-        for name in FILES:
-            (out / name).unlink(missing_ok=True)
+def _written(out: Path) -> dict[str, int]:
+    """Returns when each file of a report was written, in ns."""
+    return {name: (out / name).stat().st_mtime_ns for name in FILES if (out / name).exists()}
+
+
+def _delete(out: Path, earlier: Mapping[str, int]) -> None:
+    """Deletes the files of an earlier report that have not been written again."""
+    for name, _ in earlier.items() & _written(out).items():
+        (out / name).unlink()
 
 
 def _failure(name: str, contents: Report, out: Path) -> Exception | None:

@@ -92,6 +92,7 @@ def test_the_files_of_an_earlier_report_are_gone(tmp_path):
     out = tmp_path / "report"
     out.mkdir()
     (out / "loss.pdf").write_text("drawn by somebody else")
+    (out / "index.html").write_text("<!DOCTYPE html>a page of somebody else")
     assert report([tmp_path], out, "amp", formats=["tex"])
     assert {"summary.tex", "loss.pdf"} <= {path.name for path in out.iterdir()}
     for name in ("loss.svg", "dtypes.csv", "own.csv"):

@@ -23,6 +23,7 @@ from mpcompare.report.outputs.page import checks, figures, tables, words
 
 PACKAGE = "mpcompare.report.outputs.page"
 NAME = "index.html"
+MARK = b'<meta name="generator" content="mpcompare">'
 KINDS = (".csv", ".json", ".md", ".tex", ".png", ".svg", ".pdf")  # the files next to the page to which it links
 QUANTITIES = {
     "difference": "|training loss - baseline's|",
@@ -31,6 +32,14 @@ QUANTITIES = {
     "grad_norm": "norm of the gradients",
 }
 POINTS = 1000  # steps of a curve: of longer training every n-th is shown
+
+
+def is_ours(folder: Path) -> bool:
+    """Returns whether the folder holds a page of an earlier report, and not anybody's."""
+    try:
+        return MARK in (folder / NAME).read_bytes()[:1000]
+    except OSError:
+        return False
 
 
 def write(report: Report, folder: Path) -> None:

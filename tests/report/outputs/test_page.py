@@ -305,6 +305,14 @@ def test_settings_that_differ_in_late_digits_differ_and_a_ratio_that_is_not_show
     assert [row[place] for row in runs.rows] == [tables.Cell("1", 1.0), tables.Cell("-")]
 
 
+def test_the_load_of_blocks_too_short_to_tell_is_not_known(tmp_path):
+    write_run(tmp_path / "0", "amp", other_cores=math.nan)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    shown = {row.name: row.values for row in tables.measured(comparison).rows}
+    assert shown["cores that other programs kept busy, most"] == ["not known"]
+    assert shown["own cores busy between turns, median"] == ["0"]
+
+
 def test_the_dtypes_of_a_run_are_compared_with_its_own_baseline(tmp_path):
     for precision in ("fp16", "bf16"):
         layers = {"layer1": {"kind": "Linear", **dict.fromkeys(ROLES, precision)}}

@@ -158,6 +158,10 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
+def _known(number: float) -> str:
+    return "not known" if math.isnan(number) else short(number)
+
+
 def _measured(entry: Entry) -> Values:
     machine, timing, blocks = entry.run.finished.machine, entry.run.finished.blocks.timing, entry.run.blocks
     clock = blocks["clock_mhz"].dropna()
@@ -172,9 +176,9 @@ def _measured(entry: Entry) -> Values:
         "seconds of timing": short(timing.seconds),
         "timing stopped because of": timing.stopped,
         "half width of the interval": short(timing.half_width),
-        "cores that other programs kept busy, median": short(blocks["other_cores"].median()),
-        "cores that other programs kept busy, most": short(blocks["other_cores"].max()),
-        "own cores busy between turns, median": short(blocks["cores_between_turns"].median()),
+        "cores that other programs kept busy, median": _known(blocks["other_cores"].median()),
+        "cores that other programs kept busy, most": _known(blocks["other_cores"].max()),
+        "own cores busy between turns, median": _known(blocks["cores_between_turns"].median()),
         "clock in MHz": f"{clock.min():g} to {clock.max():g}" if len(clock) else "not known",
         "throttled": ", ".join(throttled) or "no",
         "blocks that began on a settled machine": f"{int(blocks['settled'].sum())} of {len(blocks)}",

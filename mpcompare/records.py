@@ -18,7 +18,7 @@ from mpcompare.fields import check_field
 from mpcompare.foreign import read_json
 from mpcompare.typed import WORDS
 
-FORMAT = 2  # the version of these files, from result.json on
+FORMAT = 3  # the version of these files, from result.json on
 MONITORED = ("grad_zero", "grad_subnormal", "grad_nonfinite", "lost_updates")  # empty in steps that are not
 STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv", "numerics.json", "result.json"
 # The columns of the tables, in their order, with the type of their cells; a cell of a float may be empty.

@@ -129,7 +129,7 @@ def test_runs_are_found_below_a_sweep_in_job_order(tmp_path):
     assert len(find_runs([tmp_path, tmp_path / "sweep" / "1-amp-fp16"])) == 5  # each once
 
 
-OK = json.dumps({**dict.fromkeys(TYPES), "format_version": 2, "status": "ok"})
+OK = json.dumps({**dict.fromkeys(TYPES), "format_version": 3, "status": "ok"})
 
 
 @pytest.mark.parametrize("content", ["{", "", "[1, 2]", "null", '{"accuracy": 1}', '{"status": "ok"}', OK])

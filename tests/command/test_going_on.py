@@ -71,10 +71,10 @@ def test_another_sweep_is_one_line_before_anything_begins(cli, swept, tmp_path):
     assert ended.code == 2
     assert "resume=swept: is the folder of a sweep" in ended.err
     file = swept / "0-amp-auto" / "result.json"
-    file.write_text(file.read_text().replace('"format_version": 2', '"format_version": 1'))
+    file.write_text(file.read_text().replace('"format_version": 3', '"format_version": 1'))
     ended = cli(*SWEEP, "seed=0,1", "resume=swept", "hydra.sweep.dir=other")
     assert ended.code == 2
-    assert "format_version=1: expected 2: another version of mpcompare has written swept/0-amp-auto/" in ended.err
+    assert "format_version=1: expected 3: another version of mpcompare has written swept/0-amp-auto/" in ended.err
     shutil.rmtree(swept / "0-amp-auto" / "checkpoints")
     (swept / "0-amp-auto" / "result.json").write_text("[1")
     ended = cli(*SWEEP, "seed=0,1", "resume=swept", "hydra.sweep.dir=damaged")

@@ -124,12 +124,12 @@ def test_the_name_of_a_folder_steers_no_terminal(three):
         (b"[" * 100_000, "more than 50 deep"),
         (b'{"a":' * 60 + b"1" + b"}" * 60, "more than 50 deep"),
         (b"\xff\xfe", "decode"),
-        (b'{"format_version": 2, "status": "ok"}', "has no backend"),
+        (b'{"format_version": 3, "status": "ok"}', "has no backend"),
         (
             b'{"format_version": 1}',
-            "=1: expected 2: another version of mpcompare has written result.json",
+            "=1: expected 3: another version of mpcompare has written result.json",
         ),
-        (b'{"status": "ok"}', "format_version=None: expected 2"),
+        (b'{"status": "ok"}', "format_version=None: expected 3"),
         (b'{"status": "ok", "backend": "other", "dtypes": ' + b"9" * 5000 + b"}", "digits"),
     ],
 )

@@ -9,12 +9,12 @@ a new one stay as they are, and the new sweep does not need them any more.
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mpcompare import records
 from mpcompare.command.folders import locked
@@ -22,7 +22,6 @@ from mpcompare.command.sweep import Job
 from mpcompare.errors import InputError
 from mpcompare.records import BLOCKS, CHECKPOINTS, MACHINE, PLANNED, RESULT, TIMES, WENT_ON
 
-T = TypeVar("T")
 SWEEP = "multirun.yaml"  # Hydra writes it into the folder of a sweep before anything else
 FREE = ("resume", "resume_older", "report", "train.checkpoint_every")  # in these the two sweeps may differ
 TIMED = ("measure", "inference")  # and in these where all is timed anew
@@ -40,7 +39,8 @@ def take_over(races: Sequence[Sequence[Job]]) -> None:
     left: dict[str, _Left] = {}
     for source in dict.fromkeys(_source(job.record_at_start["config"]) for job in jobs):
         of_source = [job for job in jobs if _source(job.record_at_start["config"]) == source]
-        left |= _read("resume", source, partial(_fitting, source, of_source))
+        with _reading("resume", source):
+            left |= _fitting(source, of_source)
     for race in races:
         whole = all(job.name in left and left[job.name].is_whole(job) for job in race)
         for job in race:
@@ -74,15 +74,17 @@ def ready(race: Sequence[Job]) -> None:
 def _begun(job: Job) -> "_Left | None":
     if not (job.folder / RESULT).exists():
         return None
-    return _read("race", job.folder, partial(_Left.read, job.folder))
+    with _reading("race", job.folder):
+        return _Left.read(job.folder)
 
 
-def _read(field: str, source: Path, read: Callable[[], T]) -> T:
+@contextmanager
+def _reading(field: str, source: Path) -> Iterator[None]:
     try:
-        return read()
+        yield
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(field, source, f"a record there cannot be read ({error})") from error
 
 
@@ -184,8 +186,7 @@ def _fields(config: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:
 
 
 def _link(source: str, target: str) -> None:
-    """Gives a file a second name, which costs nothing, or copies it where no second name can be had. Checkpoints are
-    written once."""
+    """Gives a file, which is written once, a second name, or copies it where no second name can be had."""
     try:
         os.link(source, target)
     except OSError:

@@ -4,14 +4,13 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
 from mpcompare.command.sweep import Job
 from mpcompare.errors import InputError
 from mpcompare.fields import ConfigAtLeast
-from mpcompare.foreign import parsed, read_bytes, version
+from mpcompare.foreign import parsed, read_bytes, spec_of, version
 from mpcompare.paths import CSRC
 from mpcompare.records import write_atomically
 from mpcompare.typed import check_type
@@ -123,10 +122,7 @@ def _targets(node: Any) -> Iterator[str]:
 
 def _sources(name: str) -> Iterator[tuple[str, Path]]:
     """Yields the files of a package or module, with their names within it. Nothing is imported."""
-    try:
-        spec = find_spec(name)
-    except (ImportError, ValueError):
-        return
+    spec = spec_of(name)
     for folder in map(Path, spec.submodule_search_locations or () if spec else ()):
         files = (path for path in sorted(folder.rglob("*.py")) if path.is_file())  # an editor's lock is a broken link
         yield from ((str(path.relative_to(folder)), path) for path in files)

@@ -41,8 +41,11 @@ def fork_server(fork: bool = True) -> Iterator[context.BaseContext]:
         with _held_back():
             forkserver.ensure_running()
         yield forks if _has_imported(forks) else get_context("spawn")
-    finally:
-        _end_server()
+    finally:  # a server that lived on would hand its old environment to the next sweep of this process
+        server: Any = forkserver._forkserver
+        if server._forkserver_pid is not None:
+            os.kill(server._forkserver_pid, signal.SIGKILL)
+            server._stop()
 
 
 def start(new: process.BaseProcess) -> None:
@@ -75,11 +78,3 @@ def _held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_server() -> None:
-    """Ends the server. A server that lived on would hand its old environment to the next sweep of this process."""
-    server: Any = forkserver._forkserver
-    if server._forkserver_pid is not None:
-        os.kill(server._forkserver_pid, signal.SIGKILL)
-        server._stop()

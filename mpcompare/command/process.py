@@ -138,7 +138,6 @@ class Process:
 def _oom_kills() -> int:
     """Returns the number of processes that the kernel has killed for lack of memory; 0 where it does not say."""
     with suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(counts.get("oom_kill", 0))
     return 0

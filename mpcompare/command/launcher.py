@@ -53,7 +53,7 @@ def launch(
     races = races_of(hydra, config, job_overrides, initial_job_idx)
     for entrants in races:
         rules_of(entrants[0].config)  # wrong rules end the sweep before it began
-        check_number("hydra.launcher.silence_limit_s", _silence_limit_s(entrants), above=0)
+        check_number("hydra.launcher.silence_limit_s", entrants[0].silence_limit_s, above=0)
     jobs = [job for entrants in races for job in entrants]
     if all(wrong := [_wrong_input(job) for job in jobs]):
         fail(*wrong)
@@ -117,11 +117,6 @@ def run_races(races: Races, hydra: HydraContext) -> None:
                 _race(jobs, hydra, processes, board, own)
 
 
-def _silence_limit_s(jobs: Sequence[Job]) -> float:
-    """Returns the seconds without a sign of life after which an entrant of a race is taken for hung."""
-    return jobs[0].hydra["launcher"]["silence_limit_s"]
-
-
 def _race(
     jobs: Sequence[Job], hydra: HydraContext, processes: context.BaseContext, board: Board, own: Belongings
 ) -> None:
@@ -133,7 +128,7 @@ def _race(
             for job in jobs:
                 with uninterrupted():  # an entrant that has started is in the list
                     task = partial(run, shared=shared, at_start=job.record_at_start)
-                    entrants.append(Process(job, hydra, task, _silence_limit_s(jobs), board, processes, own))
+                    entrants.append(Process(job, hydra, task, board, processes, own))
             race(entrants, rules_of(jobs[0].config), board, uuid4().hex[:8], trained=_says_first_verdicts(jobs, board))
         finally:
             with uninterrupted():
@@ -148,11 +143,8 @@ def _race(
 
 
 def _says_first_verdicts(jobs: Sequence[Job], board: Board) -> Callable[[str], None]:
-    """Returns a function that is told of each examined entrant, before timing or during it. The function says the
-    verdicts that the entrant makes possible, each once, as soon as it stands.
-
-    An error in the function costs the race nothing: the report says the verdicts in the end.
-    """
+    """Returns a function that is told of each examined entrant, and says the verdicts that the entrant makes possible,
+    each once. An error in it costs the race nothing: the report says the verdicts in the end."""
     folders = {job.name: job.folder for job in jobs}  # in the order of turns
     baseline, allow = (OmegaConf.select(jobs[0].config, f"report.{key}") for key in ("baseline", "allow"))
     trained: list[str] = []

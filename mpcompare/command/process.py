@@ -36,14 +36,12 @@ class Process:
         job: Job,
         hydra: HydraContext,
         task: Callable[..., None],
-        silence_limit_s: float,
         board: Board,
         processes: context.BaseContext,
         own: Belongings,
     ) -> None:
         """Starts the process, one of the belongings ``own`` of its sweep."""
-        self.job, self.name, self.board, self.silence_limit_s = job, job.name, board, silence_limit_s
-        self.own = own
+        self.job, self.name, self.board, self.own = job, job.name, board, own
         self.cause: str | None = None
         self.unrecorded: InputError | None = None
         self.oom_kills = _oom_kills()
@@ -62,7 +60,8 @@ class Process:
                 self.pipe.send(order)
         while True:
             if self._is_silent(meanwhile=self.board.refresh if isinstance(order, Train) else lambda: None):
-                self.cause = f"hung: no sign of life for {self.silence_limit_s:g} s (hydra.launcher.silence_limit_s)"
+                limit = f"{self.job.silence_limit_s:g} s (hydra.launcher.silence_limit_s)"
+                self.cause = f"hung: no sign of life for {limit}"
                 self.process.kill()
                 self.end()
                 return None
@@ -81,13 +80,13 @@ class Process:
                 self.board.say(self.name, *event)
 
     def _is_silent(self, meanwhile: Callable[[], None]) -> bool:
-        """Waits until the entrant says something or is gone; True if ``silence_limit_s`` pass without either.
-        ``meanwhile`` is called about once a second; it may use a core for a moment."""
+        """Waits until the entrant says something or is gone; True if the job's ``silence_limit_s`` pass without
+        either. ``meanwhile`` is called about once a second; it may use a core for a moment."""
         waited = 0.0
         # In slices: a child of the entrant may keep the pipe open when the entrant is gone. And time in which Ctrl-Z
         # stopped both is no silence.
-        while waited < self.silence_limit_s:
-            slice_s = min(1.0, self.silence_limit_s - waited)
+        while waited < self.job.silence_limit_s:
+            slice_s = min(1.0, self.job.silence_limit_s - waited)
             if connection.wait([self.pipe, self.process.sentinel], slice_s) or not self.process.is_alive():
                 return False
             waited += slice_s

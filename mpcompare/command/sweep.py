@@ -49,6 +49,11 @@ class Job:
         return config
 
     @property
+    def silence_limit_s(self) -> float:
+        """The seconds without a sign of life after which it is taken for hung."""
+        return self.hydra["launcher"]["silence_limit_s"]
+
+    @property
     def overrides(self) -> list[str]:
         """The overrides of the command line that make this job."""
         return list(self.hydra["overrides"]["task"])

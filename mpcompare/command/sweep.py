@@ -1,7 +1,7 @@
 """The jobs of a sweep, and the races that they form: plain values, of which a file can be made."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -97,7 +97,9 @@ def _job(hydra: HydraContext, sweep: DictConfig, number: int, overrides: list[st
     with open_dict(config):
         config.hydra.job.id = number
         config.hydra.job.num = number
-    with _as_hydra_config(config):
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(config)  # resolvers like hydra:runtime.choices read it
+    try:
         name = str(config.hydra.sweep.subdir)
         folder = Path(str(config.hydra.sweep.dir))
         record = record_at_start(own := _without_hydra(config))
@@ -106,18 +108,9 @@ def _job(hydra: HydraContext, sweep: DictConfig, number: int, overrides: list[st
             record["config"] = OmegaConf.to_container(own, resolve=True)
         of_hydra: Any = OmegaConf.to_container(config.hydra, enum_to_str=True)
         return race, Job(folder, name, record, of_hydra)
+    finally:
+        HydraConfig.instance().cfg = before
 
 
 def _without_hydra(config: DictConfig) -> DictConfig:
     return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-
-
-@contextmanager
-def _as_hydra_config(config: DictConfig) -> Iterator[None]:
-    """Sets the global that resolvers like ``hydra:runtime.choices`` read, as Hydra's ``run_job`` does."""
-    before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(config)
-    try:
-        yield
-    finally:
-        HydraConfig.instance().cfg = before

@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from inspect import isroutine
 from pathlib import Path
@@ -160,14 +159,14 @@ def _knobs(knobs: Mapping[str, Any], above: str = "") -> Iterator[str]:
 def _save(objects: Objects, path: Path) -> None:
     """Saves the objects that must be carried. Raises InputError where one cannot be."""
     with objects.by_value():
-        with suppress(Exception):
+        try:
             caller.save(objects.carried, path)
-            return
-        for name, thing in objects.carried.items():
-            try:
-                caller.save({name: thing}, path)
-            except Exception as error:
-                said = in_full(error)[:160]
-                expected = f"cannot be carried into the processes of a race ({said}): give a class or a function"
-                raise InputError(name, type(thing).__name__, expected) from error
-        caller.save(objects.carried, path)
+        except Exception:
+            for name, thing in objects.carried.items():
+                try:
+                    caller.save({name: thing}, path)
+                except Exception as error:
+                    said = in_full(error)[:160]
+                    expected = f"cannot be carried into the processes of a race ({said}): give a class or a function"
+                    raise InputError(name, type(thing).__name__, expected) from error
+            raise

@@ -48,12 +48,16 @@ def overrides_of(call: Arguments, objects: Objects) -> list[str]:
     elif call.data is not None:
         if loss is None and set_loss is None and samples.has_labels(call.data):
             loss = "model"
-        in_memory = _in_memory(call, loss or set_loss)
-        load = partial(given.dataset_of, in_memory, IN_MEMORY)
+        parts = _in_memory(call, loss or set_loss)
+        load = partial(given.dataset_of, parts, IN_MEMORY)
+
+        def in_memory(seed: int) -> samples.Parts:
+            return parts
+
         size = samples.batch_size_of(call.data)
         if size and _asked_size(call) is None:
             overrides.append(f"++task.batch_size={size}")
-        overrides += ["data=function", f"++data={written('data', objects.function(_loader(in_memory), 'data'))}"]
+        overrides += ["data=function", f"++data={written('data', objects.function(in_memory, 'data'))}"]
     if loss is not None:
         node = loss if isinstance(loss, str) else objects.function(loss, "loss")
         overrides.append(f"++task.loss={written('loss', node)}")
@@ -97,13 +101,6 @@ def _in_memory(call: Arguments, loss: Any) -> samples.Parts:
     needed = ((call.steps or steps) + warmup) * _batch_size(call)
     wanted = needed * samples.HELD_OUT // (samples.HELD_OUT - 1)
     return samples.parts_of(call.data, wanted, call.model, loss or "cross_entropy")
-
-
-def _loader(parts: samples.Parts) -> Callable[[int], Any]:
-    def in_memory(seed: int) -> Any:
-        return parts
-
-    return in_memory
 
 
 def _copies_of(module: nn.Module) -> Callable[[], nn.Module]:

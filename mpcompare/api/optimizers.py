@@ -57,12 +57,8 @@ def read(optimizer: Any, model: Any, objects: Objects) -> tuple[str, Mapping[str
 def _by_its_class(
     cls: type, first: Mapping[str, Any], given: Mapping[str, Any] | None, objects: Objects
 ) -> dict[str, Any]:
-    """Returns the node of an optimizer: its class, its rate, and what is not the default of the class.
-
-    Args:
-        first: the values of its first group.
-        given: all arguments except the parameters; None where only the group tells them.
-    """
+    """Returns the node of an optimizer: its class, its rate, and what is not the default of the class. ``first`` is its
+    first group, ``given`` all arguments except the parameters, or None where only the group tells them."""
     takes = {name: each for name, each in inspect.signature(cls).parameters.items() if name != "params"}
     hidden = [name for name in takes if name not in first and name not in IMPLEMENTATION]
     if given is None and hidden:

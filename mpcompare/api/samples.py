@@ -78,9 +78,7 @@ def _whole(data: Any, wanted: int) -> Any:
     """Returns the samples as one batch."""
     if inspect.isclass(data):
         raise InputError("data", data.__name__, f"is a class: {EXPECTED}")
-    if isinstance(data, Tensor | np.ndarray):
-        return _on_cpu(data, target=False)
-    if isinstance(data, Mapping) or (isinstance(data, tuple) and not any(map(_is_source, data))):
+    if isinstance(data, Tensor | np.ndarray | Mapping) or (isinstance(data, tuple) and not any(map(_is_source, data))):
         return _numbers(data)
     if isinstance(data, list) and data and all(isinstance(each, Tensor | np.ndarray) for each in data):
         return _numbers(data)
@@ -131,11 +129,8 @@ def _joined(batches: list[Any]) -> Any:
 
 
 def _numbers(batch: Any, target: bool | None = None) -> Any:
-    """Returns a batch as a nest of tensors, without what no network takes, such as names of files.
-
-    Args:
-        target: whether it is a target; None of a whole batch: its labels are one, or the last of several tensors is.
-    """
+    """Returns a batch as a nest of tensors, without what no network takes, such as names of files. ``target`` says
+    whether it is a target; None of a whole batch: its labels are one, or the last of several tensors is."""
     if isinstance(batch, Mapping):
         return {
             key: _numbers(value, key in LABELS if target is None else target)
@@ -149,18 +144,14 @@ def _numbers(batch: Any, target: bool | None = None) -> Any:
         )
     if not isinstance(batch, Tensor | np.ndarray):
         raise InputError("data", f"batch of {type(batch).__name__}", EXPECTED)
-    return _on_cpu(batch, bool(target))
+    tensor = tensor_of(batch, bool(target))
+    if tensor is None:
+        raise InputError("data", kind_of(batch), "expected a tensor or a numpy array of numbers")
+    return tensor
 
 
 def _holds_numbers(value: Any) -> bool:
     return not isinstance(value, str) and not (isinstance(value, list) and value and isinstance(value[0], str))
-
-
-def _on_cpu(values: Any, target: bool) -> Tensor:
-    tensor = tensor_of(values, target)
-    if tensor is None:
-        raise InputError("data", kind_of(values), "expected a tensor or a numpy array of numbers")
-    return tensor
 
 
 def _pair(batch: Any, model: Any, loss: Any) -> tuple[Any, Any]:

@@ -30,7 +30,7 @@ from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.setup import set_up
 from mpcompare.entrant.state import Entrant, ExaminedMemory, Fields, Start, Trained
 from mpcompare.entrant.timing import fresh, try_block
-from mpcompare.fields import ProvenanceRecord, SetUpRecord
+from mpcompare.fields import SetUpRecord
 from mpcompare.instruments import machine
 from mpcompare.race import timetable
 from mpcompare.race.orders import Progress, Turn, Turns
@@ -63,7 +63,7 @@ def _passes(entrant: Entrant) -> Iterator[tuple[str, Take]]:
     """Yields each pass with its stage (``race/timetable.py``). A pass that takes turns is a generator."""
     yield timetable.SET_UP, find_checkpoint  # finds out whether the run is ``taken``
     yield timetable.SET_UP, make_setup
-    yield timetable.SET_UP, record_machine
+    yield timetable.SET_UP, lambda entrant: machine.provenance(entrant.setup.device)  # with the flags of the setup
     yield timetable.SET_UP, find_start
     yield timetable.TRAINING, take_as_it_is if entrant.taken else training.take
     yield timetable.TRAINING, try_length
@@ -96,14 +96,6 @@ def make_setup(entrant: Entrant) -> SetUpRecord:
     if setup.record.not_finite:  # a backend is not to blame for such data
         entrant.plan = replace(entrant.plan, verdict=replace(entrant.plan.verdict, enabled=False))
     return setup.record
-
-
-def record_machine(entrant: Entrant) -> ProvenanceRecord:
-    """Records the machine, its software and their flags, as they are when training begins.
-
-    Needs ``setup``, which has set the flags. Leaves nothing.
-    """
-    return machine.provenance(entrant.setup.device)
 
 
 def find_start(entrant: Entrant) -> Fields:

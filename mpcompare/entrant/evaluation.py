@@ -54,17 +54,11 @@ def score(network: Callable[[Any], Any], dataset: Dataset, task: Task) -> Scores
                 total += task.loss_fn(output, y_part).item() * weight
                 weights += weight
                 labels += weight if count else y_part.numel()
-                if _are_classes(output, y_part):
+                classes = isinstance(output, Tensor) and isinstance(y_part, Tensor) and not y_part.is_floating_point()
+                if classes and output.shape[:-1] == y_part.shape:
                     correct = (correct or 0) + int((output.argmax(dim=-1) == y_part).sum())
     accuracy = None if correct is None else correct / max(labels, 1)
     return {"test_loss": total / max(weights, 1), "test_accuracy": accuracy}
-
-
-def _are_classes(output: Any, y: Any) -> bool:
-    """Returns whether targets are classes in the output's last dimension."""
-    if not isinstance(output, Tensor) or not isinstance(y, Tensor) or y.is_floating_point():
-        return False
-    return output.shape[:-1] == y.shape
 
 
 SHARE = 1 / 16  # of the samples that training sees: forward is a third of a step, so this is 2 % of training

@@ -67,10 +67,7 @@ class Monitor:
         return walk.loss, shares, 1 if whole else 2
 
     def _unclipped(self, norm: float | Tensor | None) -> float:
-        """Returns the factor by which clipping has multiplied the gradients of a whole step.
-
-        It is 0 if their norm was inf or NaN: then nothing can be seen of them.
-        """
+        """Returns the factor by which clipping has multiplied the gradients; 0 if it made all of them inf or NaN."""
         if self.task.clip_norm is None or norm is None:
             return 1.0
         norm = float(norm)

@@ -122,12 +122,8 @@ def _train(entrant: Entrant, rows: Rows, monitor: Monitor) -> Generator[Progress
 
 
 def _save(entrant: Entrant, rows: Rows, step: int) -> None:
-    """Saves the moves of the weights, if anybody looks at them, and then a checkpoint of the first ``step`` steps, into
-    the run's folder. Waits for the device, and for the disk. Raises InputError where the folder cannot be written.
-
-    Args:
-        rows: has written the rows of these steps.
-    """
+    """Saves the moves of the weights, if anybody looks at them, and then a checkpoint of the first ``step`` steps, of
+    which the rows are written. Raises InputError where the run's folder cannot be written."""
     start, setup = entrant.start, entrant.setup
     if rows.digest is not None:
         entrant.recorder.moves(asdict(start.before.with_moves(rows.digest.moves())))

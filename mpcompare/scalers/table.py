@@ -54,8 +54,9 @@ def _summary(console: Console, traces: Sequence[Trace]) -> None:
     for trace in traces:
         parted = parting(traces[0], trace)
         where = "" if trace is traces[0] else f"step {parted.step}: {parted.why}" if parted else "nowhere"
-        end = "stopped" if trace.stopped else power(trace.end)
-        table.add_row(trace.name, power(trace.start), end, str(trace.skipped), where)
+        end = "stopped" if trace.stopped else power(trace.steps[-1].after)
+        skipped = sum(step.skipped for step in trace.steps)
+        table.add_row(trace.name, power(trace.start), end, str(skipped), where)
     console.print(table)
 
 

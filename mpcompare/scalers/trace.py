@@ -33,16 +33,8 @@ class Trace:
     steps: Sequence[TakenStep]
 
     @property
-    def skipped(self) -> int:
-        return sum(step.skipped for step in self.steps)
-
-    @property
     def unknown(self) -> int:
         return sum(step.unknown for step in self.steps)
-
-    @property
-    def end(self) -> float:
-        return self.steps[-1].after
 
     @property
     def stopped(self) -> bool:

@@ -38,8 +38,7 @@ def goes_on_from_a_state(candidate: Candidate, checked: Checked) -> Iterator[str
     for way, saved in ways.items():
         loaded = candidate.make(candidate.model(seed=1), scaling)  # other weights: what the state lacks shows
         loaded.load_state_dict(saved)
-        different = _first_difference(expected, list(_go_on(candidate, loaded, stream[2:])), candidate.device)
-        if different:
+        if different := _first_difference(expected, list(_go_on(candidate, loaded, stream[2:])), candidate.device):
             yield f"a backend that loads a state (by {way}) continues with {different}"
             return
     loaded = candidate.make(candidate.model(seed=1), scaling)

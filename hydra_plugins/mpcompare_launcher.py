@@ -14,14 +14,14 @@ from omegaconf import DictConfig
 
 
 class SideBySide(Launcher):
-    """A launcher that runs every job in a process of its own. Jobs that differ only in how they compute take turns."""
+    """A launcher that runs every job in a process of its own. Jobs that differ only in how they compute take turns.
+
+    Args:
+        silence_limit_s: seconds without a sign of life after which an entrant is taken for hung.
+    """
 
     def __init__(self, silence_limit_s: float) -> None:
-        """Makes the launcher.
-
-        Args:
-            silence_limit_s: seconds without a sign of life after which an entrant is taken for hung.
-        """
+        pass  # each job's configuration has it
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keeps Hydra's context and the configuration (``Launcher.setup``)."""
@@ -41,15 +41,13 @@ class SideBySide(Launcher):
 
 
 class Plan(SideBySide):
-    """A launcher that runs nothing: it leaves each race as a file."""
+    """A launcher that runs nothing: it leaves each race as a file.
+
+    Args:
+        array: the path of a script for ``sbatch``, which is written too; None: no script.
+    """
 
     def __init__(self, silence_limit_s: float, array: str | None) -> None:
-        """Makes the launcher.
-
-        Args:
-            silence_limit_s: as in :class:`SideBySide`.
-            array: the path of a script for ``sbatch``, which is written too; None: no script.
-        """
         self.array = array
 
     def engine(self) -> Any:
@@ -61,17 +59,10 @@ class Plan(SideBySide):
 
 
 class Slurm(SideBySide):
-    """A launcher that submits every race to SLURM, or to processes of this machine, with submitit."""
+    """A launcher that submits every race to SLURM, or to processes of this machine, with submitit. Its arguments are
+    explained in :class:`mpcompare.command.submitted.Submitted`."""
 
     def __init__(self, silence_limit_s: float, executor: str, at_once: int, parameters: Mapping[str, Any]) -> None:
-        """Makes the launcher.
-
-        Args:
-            silence_limit_s: as in :class:`SideBySide`.
-            executor: ``slurm`` or ``local``.
-            at_once: the number of races that run at one moment with ``local``.
-            parameters: the parameters of ``submitit.AutoExecutor``.
-        """
         self.asked = executor, at_once, parameters
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:

@@ -7,12 +7,12 @@ tests/power.py draw`` draws them, and ``TAKEN`` is what it found.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
-from drawn_networks import limited, limited_arguments
-from support.foreign import BOTH, NETWORKS, ROWS, VOCABULARY, Logits, Network, ids, images, lines
+from drawn_networks import class_of, make
+from support.foreign import BOTH, NETWORKS, ROWS, Logits, Network, ids, images, lines
 from torch import nn
 
 WORD = "forced replay"
@@ -24,39 +24,10 @@ TASKS = {
 }  # fmt: skip
 
 
-def entry(library: str, name: str) -> Callable[[], nn.Module]:
-    """Returns the library's own maker of a network for images, in 10 classes."""
-    if library == "torchvision":
-        import torchvision
-
-        return partial(torchvision.models.get_model, name, weights=None, num_classes=10)
-    import timm
-
-    return partial(timm.create_model, name, pretrained=False, num_classes=10)
-
-
-def class_of(library: str, name: str) -> type[nn.Module]:
-    if library == "transformers":
-        import transformers
-
-        return getattr(transformers, name)
-    with torch.device("meta"):
-        return type(entry(library, name)())
-
-
 def small(library: str, name: str) -> nn.Module:
     """Returns a network with small arguments and random weights."""
-    of = class_of(library, name)
-    if library != "transformers":
-        with limited_arguments(of):
-            return entry(library, name)()
-    usual = of.config_class()
-    sizes = {key: limited(key, value) for key, value in usual.to_dict().items() if limited(key, value) != value}
-    config = of.config_class(**sizes)
-    config.use_cache, config.num_labels = False, 10 if "Image" in name else 4
-    pad = getattr(config, "pad_token_id", None) or 0
-    config.pad_token_id = pad if pad < VOCABULARY else 0
-    return Logits(of(config))
+    made = make(library, name)
+    return Logits(made) if library == "transformers" else made
 
 
 def network(library: str, name: str, side: int = 32) -> Network:

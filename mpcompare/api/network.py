@@ -83,10 +83,8 @@ def _whole(value: Any) -> int | None:
 
 def _batch_size(call: Arguments) -> int:
     """Returns the batch size of a call: the size it asks for, its loader's, or the default of its task."""
-    return _asked_size(call) or samples.batch_size_of(call.data) or _default_size(call)
-
-
-def _default_size(call: Arguments) -> int:
+    if size := _asked_size(call) or samples.batch_size_of(call.data):
+        return size
     chosen = call.setting("task") if isinstance(call.setting("task"), str) else TASK
     path = CONF / "task" / f"{'module' if call.model is not None else chosen}.yaml"
     if not path.is_file():  # Hydra knows it, or says what is wrong

@@ -123,7 +123,7 @@ def take(entrant: Entrant) -> Fields:
         except Exception as error:  # a user's network may raise anything where it meets another dtype
             rows[name] = {"unavailable": first_line(error)}
     key = "-".join(["inference", str(batch_size), *able]).replace(" ", "_")
-    costs = entrant.shared.once(key, lambda: _costs(able, _batch(setup, batch_size), setup, plan.budget_s))
+    costs = entrant.shared.once(key, lambda: _costs(able, batch_size, setup, plan.budget_s))
     for name, cost in costs["ways"].items():
         rows[name] = cost if "unavailable" in cost else {**rows[name], **cost}
     seconds = time.monotonic() - start
@@ -135,15 +135,11 @@ def _score(way: Way, setup: Setup) -> Scores:
     return score(lambda x: way(x).float(), setup.dataset, setup.task)
 
 
-def _batch(setup: Setup, rows: int) -> Batch:
-    """Returns a batch of training samples from the first on, again and again where there are fewer."""
-    x = setup.dataset.x_train
-    return x[:rows] if rows <= len(x) else x[torch.arange(rows, device=x.device) % len(x)]
-
-
-def _costs(able: dict[str, Way], x: Batch, setup: Setup, budget_s: float) -> dict[str, Any]:
-    """Returns time and memory of each way, which do not depend on the values of the weights."""
-    rows: dict[str, Row] = {}
+def _costs(able: dict[str, Way], batch_size: int, setup: Setup, budget_s: float) -> dict[str, Any]:
+    """Returns time and memory of each way, which do not depend on the values of the weights. The batch has the training
+    samples from the first on, again and again where there are fewer."""
+    x, rows = setup.dataset.x_train, dict[str, Row]()
+    x = x[torch.arange(batch_size, device=x.device) % len(x)]
     for name, way in able.items():
         try:
             peak = meter.peak_memory(setup.device, partial(way, x)).bytes  # this also warms the way up

@@ -51,10 +51,10 @@ def _panel(axes: Axes, trace: Trace, torch: Trace, shade: str) -> None:
     axes.plot([place + 1 for place in skipped], [heights[place] for place in skipped], "x", color=shade, markersize=6)
     if trace.stopped:
         axes.plot(len(heights), heights[-1], "s", color=shade, markersize=6)
-    parted = parting(torch, trace)
-    if parted:
-        axes.axvline(parted.step, color="black", linestyle=":", linewidth=1)
-    label = f"{trace.name}, from step {parted.step} unlike torch: {parted.why}" if parted else trace.name
+    label = trace.name
+    if parted := parting(torch, trace):
+        axes.axvline(parted[0], color="black", linestyle=":", linewidth=1)
+        label += ", from step {} unlike torch: {}".format(*parted)
     axes.set_title(label, fontsize=9, loc="left", color=shade)
     axes.set_xlim(0.5, len(torch.steps) + 0.5)
     axes.tick_params(labelsize=8)

@@ -53,7 +53,7 @@ def _summary(console: Console, traces: Sequence[Trace]) -> None:
     table.add_column("parts from torch")
     for trace in traces:
         parted = parting(traces[0], trace)
-        where = "" if trace is traces[0] else f"step {parted.step}: {parted.why}" if parted else "nowhere"
+        where = "" if trace is traces[0] else "step {}: {}".format(*parted) if parted else "nowhere"
         end = "stopped" if trace.stopped else power(trace.steps[-1].after)
         skipped = sum(step.skipped for step in trace.steps)
         table.add_row(trace.name, power(trace.start), end, str(skipped), where)

@@ -61,26 +61,19 @@ def take(scaler: Scaler, steps: Sequence[OverflowStep]) -> list[TakenStep]:
     return taken
 
 
-@dataclass(frozen=True)
-class Parting:
-    """The first step (from 1) that a scaler skips where torch does not, or changes its scale by another factor."""
-
-    step: int
-    why: str
-
-
-def parting(torch: Trace, other: Trace) -> Parting | None:
-    """Returns where ``other`` parts from ``torch``; None if both take all steps alike, whatever their init scales."""
+def parting(torch: Trace, other: Trace) -> tuple[int, str] | None:
+    """Returns the number (from 1) of the first step that ``other`` skips where ``torch`` does not, or after which it
+    changes its scale by another factor, and why; None if both take all steps alike, whatever their init scales."""
     for number, (a, b) in enumerate(zip(torch.steps, other.steps, strict=False), start=1):
         if b.stopped:
-            return Parting(number, f"it stops with an error, because the scale is at its minimum, {power(b.before)}")
+            return number, f"it stops with an error, because the scale is at its minimum, {power(b.before)}"
         if a.skipped != b.skipped:
             which = "overflows" if b.skipped else "does not overflow"
             why = f"at its scale of {power(b.before)} the step {which}, unlike at torch's, {power(a.before)}"
-            return Parting(number, why)
+            return number, why
         if _factor(a) != _factor(b):
             explain = _after_overflow if b.skipped else _after_good_step
-            return Parting(number, explain(a, b, torch.policy, other.policy))
+            return number, explain(a, b, torch.policy, other.policy)
     return None
 
 

@@ -11,8 +11,7 @@ from mpcompare.scalers.trace import parting
 
 
 def parted(name, steps, **options):
-    found = parting(by_policy("torch", steps, **options), by_policy(name, steps, **options))
-    return None if found is None else (found.step, found.why)
+    return parting(by_policy("torch", steps, **options), by_policy(name, steps, **options))
 
 
 SHORT = {"init_scale": 1024.0, "growth_interval": 4}
@@ -49,8 +48,8 @@ def test_a_policy_that_stops_parts_there_and_not_before(tmp_path):
     torch, deepspeed = (by_policy(name, of_thresholds(file), init_scale=2.0) for name in ("torch", "deepspeed"))
     assert [step.after for step in deepspeed.steps] == [2, 1, 1]
     assert deepspeed.stopped
-    assert parting(torch, deepspeed).step == 1
-    assert parting(torch, replace(torch, steps=[*torch.steps[:2], deepspeed.steps[2]])).why.startswith("it stops")
+    assert parting(torch, deepspeed)[0] == 1
+    assert parting(torch, replace(torch, steps=[*torch.steps[:2], deepspeed.steps[2]]))[1].startswith("it stops")
 
 
 @pytest.mark.parametrize("name", ["keras", "jmp"])

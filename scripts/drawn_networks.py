@@ -7,7 +7,7 @@ A network is made by the library's own maker from its usual configuration, whose
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -56,6 +56,21 @@ def limited_arguments(of: type[nn.Module]) -> Iterator[None]:
         yield
     finally:
         of.__init__ = original  # type: ignore[method-assign]
+
+
+def names_of(library: str, tasks: Iterable[str] = TASKS) -> set[str]:
+    """Returns the names of a library's networks for images, or, of transformers, for these tasks."""
+    if library == "torchvision":
+        from torchvision import models
+
+        return set(models.list_models(module=models))
+    if library == "timm":
+        import timm
+
+        return set(timm.list_models())
+    import transformers
+
+    return {each for each in dir(transformers) if each.endswith(tuple(f"For{task}" for task in tasks))}
 
 
 def entry(library: str, name: str) -> Callable[[], nn.Module]:

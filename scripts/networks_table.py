@@ -65,28 +65,12 @@ COMMAND = (
 )
 
 
-def names_of(library: str) -> list[str]:
-    """Returns the names of a library's networks for one image or one text, sorted by their hashes."""
-    if library == "torchvision":
-        from torchvision import models
-
-        names = models.list_models(module=models)
-    elif library == "timm":
-        import timm
-
-        names = timm.list_models()
-    else:
-        import transformers
-
-        names = [each for each in dir(transformers) if each.endswith(tuple(f"For{t}" for t in drawn_networks.TASKS))]
-    return sorted(set(names), key=lambda name: hashlib.sha256(f"{WORD} {name}".encode()).hexdigest())
-
-
 def draw(library: str) -> Iterator[tuple[str, str]]:
     """Yields names, and why a name is not taken: an empty text where it is."""
     wanted, most, tensors = WANTED[library]
     taken: set[str] = set()
-    for name in names_of(library):
+    names = drawn_networks.names_of(library)
+    for name in sorted(names, key=lambda name: hashlib.sha256(f"{WORD} {name}".encode()).hexdigest()):
         try:
             reason = _why_not(library, name, taken, most, tensors)
         except Exception as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
-from drawn_networks import class_of, make
+from drawn_networks import class_of, make, names_of
 from support.foreign import BOTH, NETWORKS, ROWS, Logits, Network, ids, images, lines
 from torch import nn
 
@@ -34,23 +34,6 @@ def network(library: str, name: str, side: int = 32) -> Network:
     task = next((task for task in TASKS if name.endswith(task)), "") if library == "transformers" else ""
     data = TASKS[task] if task else partial(images, side, 3)
     return Network(name, library, partial(small, library, name), data, BOTH)
-
-
-def names_of(library: str) -> list[str]:
-    """Returns the names of a library's networks for classes and for text, sorted by their hashes."""
-    if library == "torchvision":
-        import torchvision
-
-        names = torchvision.models.list_models(module=torchvision.models)
-    elif library == "timm":
-        import timm
-
-        names = timm.list_models()
-    else:
-        import transformers
-
-        names = [each for each in dir(transformers) if each.endswith(tuple(f"For{task}" for task in TASKS))]
-    return by_hash(set(names))
 
 
 def by_hash(names: Iterable[str]) -> list[str]:
@@ -86,7 +69,7 @@ def draw() -> Iterator[str]:
     """Yields a line for each name, in the order of their hashes, until there are as many networks as are wanted."""
     taken = {file_of(each.make()) for each in NETWORKS}
     for library, wanted in WANTED.items():
-        for name in names_of(library):
+        for name in by_hash(names_of(library, TASKS)):
             for side in SIDES:
                 try:
                     reason = why_not(network(library, name, side), taken)

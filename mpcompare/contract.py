@@ -40,7 +40,7 @@ see ``mpcompare/testing``.
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol, TypedDict, cast
+from typing import Any, ClassVar, NotRequired, Protocol, TypedDict, cast
 
 from torch import Tensor, nn
 
@@ -61,19 +61,7 @@ ModuleDtypes = dict[str, dict[str, str]]
 Batches = Sequence[tuple[Any, Any]]  # the micro-batches of one step, inputs and targets: tensors, or trees of them
 
 
-class Generators(TypedDict, total=False):
-    """The part of a :class:`State` that few backends have.
-
-    Attributes:
-        generators: states of the backend's own random generators, uint8 ``[bytes]`` (``torch.Generator.get_state``), by
-            names of its choice; a state from another backend has none, and this backend's then stay as they are.
-            torch's own generators are the harness's, which saves them.
-    """
-
-    generators: dict[str, Tensor]
-
-
-class State(Generators):
+class State(TypedDict):
     """Everything that the next step depends on, in a form that all backends share: one loads what another has saved.
 
     Attributes:
@@ -83,12 +71,16 @@ class State(Generators):
             (``momentum_buffer`` for SGD; ``exp_avg``, ``exp_avg_sq`` and ``step``, a 0-d fp32 tensor, for Adam); empty
             before the first update.
         loss_scale: ``scale``, ``growth_tracker`` and ``overflows_left``, where the loss scale has them.
+        generators: states of the backend's own random generators, uint8 ``[bytes]`` (``torch.Generator.get_state``), by
+            names of its choice; few backends have any. A state from another backend has none, and this backend's then
+            stay as they are. torch's own generators are the harness's, which saves them.
     """
 
     params: Params
     buffers: Params
     optimizer: dict[str, Params]
     loss_scale: dict[str, float]
+    generators: NotRequired[dict[str, Tensor]]
 
 
 class Backend(Protocol):
@@ -299,7 +291,8 @@ def _whole(backend: Any, batches: Batches, lr: float | Tensor, at_the_end: Calla
 
 def _by_phases(backend: Any, batches: Batches, lr: float | Tensor, at_the_end: Callable[[], None]) -> _Phases:
     loss: Any = 0.0
-    parts = _shares(backend, batches)
+    # To count labels is part of a step, as it is in everybody's training.
+    parts = shares(backend.task.loss_fn, [y for _, y in batches]) if len(batches) > 1 else None
     for number, (x, y) in enumerate(batches):
         if parts:
             backend.share = parts[number]
@@ -324,23 +317,14 @@ def _by_phases(backend: Any, batches: Batches, lr: float | Tensor, at_the_end: C
     at_the_end()
 
 
-def _shares(backend: Any, batches: Batches) -> list[Tensor] | None:
-    """Returns the shares of the micro-batches in the loss of the step; None where they are equal. To count labels is
-    part of a step, as it is in everybody's training."""
-    return shares(backend.task.loss_fn, [y for _, y in batches]) if len(batches) > 1 else None
-
-
 def take_step(backend: Any, batches: Batches, lr: float | Tensor) -> Tensor:
     """Takes one training step and returns its loss."""
     return Walk(backend, batches, lr).finish()
 
 
 class Stepper:
-    """A backend that takes one step after the other, each at the learning rate that the schedule gives it.
-
-    Attributes:
-        rates: the learning rates of its steps; they count the steps that were taken.
-    """
+    """A backend that takes one step after the other, each at the learning rate that the schedule gives it: ``rates``
+    counts the steps that were taken."""
 
     def __init__(self, backend: Any, rates: Rates) -> None:
         self.backend, self.rates = backend, rates
@@ -355,11 +339,8 @@ class Stepper:
 
 
 def show_gradients(backend: Any, batches: Batches, lr: float | Tensor) -> tuple[Tensor, Params]:
-    """Takes a step up to the point where its gradients can be seen, which is the end of a step in one piece.
-
-    Returns:
-        The loss and the gradients. The next steps, and the rest of this one, may overwrite them.
-    """
+    """Takes a step up to the point where its gradients can be seen, which is the end of a step in one piece. Returns
+    the loss and the gradients, which the rest of this step and later ones may overwrite."""
     walk = Walk(backend, batches, lr)
     walk.through("unscale")
     return walk.loss, backend.grads()

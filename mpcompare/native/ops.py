@@ -105,17 +105,14 @@ def clip_factor(norm: Tensor, factor: Tensor, *, max_norm: float, infinity: bool
     factor.copy_((max_norm / (total + 1e-6)).clamp(max=1))
 
 
-def workspace_bytes() -> int:
-    """Returns the bytes of the buffers in which the CPU operators pack operands, over all threads. They lie outside of
-    torch's allocator, and stay at the size of the largest product so far; 0 before the first one."""
-    # torch is asked, and not the cache of load(), because torch knows which operators are loaded.
-    return torch.ops.mpcompare.workspace_bytes() if hasattr(torch.ops.mpcompare, "workspace_bytes") else 0
-
-
 def workspaces(device_type: str) -> dict[str, int]:
-    """Returns the bytes that products hold to compute in, by the name of the workspace; empty where there are none."""
-    on_cpu = device_type == "cpu"
-    size = workspace_bytes() if on_cpu else torch.ops.mpcompare.lt_workspace_bytes()
+    """Returns the bytes that products hold to compute in, by the name of the workspace; empty where there are none.
+
+    On a CPU they are the buffers in which operands are packed, over all threads. These lie outside of torch's
+    allocator, and stay at the size of the largest product so far.
+    """
+    operators, on_cpu = torch.ops.mpcompare, device_type == "cpu"
+    size = operators.workspace_bytes() if on_cpu else operators.lt_workspace_bytes()
     return {"packing buffers" if on_cpu else "cublasLt": size} if size else {}
 
 

@@ -56,8 +56,8 @@ def test_products_of_this_project_name_their_packing_buffers_on_a_cpu(name):
     task = make_task()
     backend = make_backend(name, task, "bf16", CPU)
     take_step(backend, *make_batch(task, CPU))
-    assert workspaces(backend) == {"packing buffers": ops.workspace_bytes()}
-    assert ops.workspace_bytes() > 0
+    assert workspaces(backend) == {"packing buffers": torch.ops.mpcompare.workspace_bytes()}
+    assert torch.ops.mpcompare.workspace_bytes() > 0
 
 
 def test_products_of_torch_have_no_workspace_of_their_own():

@@ -32,13 +32,9 @@ class CleanProcess:
     def __init__(
         self, make: Callable[..., Any], within: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> None:
-        """Starts the process, which waits.
-
-        Args:
-            make: makes the thing, and returns it with the answer to :meth:`make`; a function of a module, or a partial
-                of one, as all functions here are.
-            within: the context of each thing that the process does.
-        """
+        """Starts the process, which waits. ``make`` makes the thing, and returns it with the answer to :meth:`make`. It
+        is a function of a module, or a partial of one, as all functions here are. ``within`` is the context of each
+        thing that the process does."""
         processes = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._pipe, far_end = processes.Pipe()
         arguments = (self._pipe, far_end, make, within)

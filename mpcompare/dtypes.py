@@ -26,15 +26,9 @@ def as_complex(dtype: torch.dtype, numbers: Tensor) -> torch.dtype:
 
 
 def rounded_to(values: Tensor, format: Format) -> Tensor:
-    """Returns ``values`` rounded to the nearest number of a format: halfway between two, to the one whose last bit is
-    0; beyond the largest, to inf. Inf and NaN stay as they are.
-
-    Args:
-        values: floating, of any shape. Those in fp64 are rounded to fp32 first, as torch's own casts do.
-
-    Returns:
-        A tensor of the dtype and shape of ``values``; ``values`` itself where they are stored in the format.
-    """
+    """Returns floating ``values`` rounded to the nearest number of a format: halfway between two, to the one whose last
+    bit is 0; beyond the largest, to inf. Inf and NaN stay as they are. Values in fp64 are rounded to fp32 first, as
+    torch's own casts do. The dtype stays; where values are stored in the format, they are returned themselves."""
     if format == TF32:
         return _rounded_to_tf32(values.float()).to(values.dtype)
     return values.to(torch_dtype(format)).to(values.dtype)

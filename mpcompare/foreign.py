@@ -20,12 +20,8 @@ _FOLDERS = re.compile(rf"(?<![\w/.:])(?:(?:file://|~|[A-Za-z]:)(?:[\\/]{_NAME})*
 
 
 def read_bytes(path: Path) -> bytes:
-    """Returns what a file holds.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no regular file (a read from a pipe may wait for ever), or larger than ``LARGEST``.
-    """
+    """Returns what a file holds. Raises OSError where it cannot be read, and ValueError where it is no regular file (a
+    read from a pipe may wait for ever), or larger than ``LARGEST``."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path.name} is no regular file")
@@ -36,12 +32,8 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Returns the value of a JSON file, its texts as :func:`printable` ones.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no such file, or lists and tables lie deeper within each other than ``DEEPEST``.
-    """
+    """Returns the value of a JSON file, its texts as :func:`printable` ones. Raises errors as :func:`read_bytes` and
+    :func:`parsed` do."""
     value = parsed(data := read_bytes(path))
     plain = b"\\" not in data and data.decode().replace("\n", "").replace("\t", "").isprintable()
     return value if plain else printable(value)

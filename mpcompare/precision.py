@@ -100,14 +100,9 @@ def preferred(device_type: str) -> Precision:
 
 
 def resolve_precision(precision: str, accepted: tuple[str, ...], device_type: str, backend: str) -> str:
-    """Returns the name of the precision that a backend is to train in. Raises InputError for an unknown precision, one
-    that this backend does not do, and TF32 without a CUDA device.
-
-    Args:
-        precision: a name in ``PRECISIONS``, or ``auto``: the device's :func:`preferred` one if the backend accepts it,
-            else the first that it accepts.
-        accepted: the backend's own ``PRECISIONS``.
-    """
+    """Returns the name of the precision that a backend is to train in, which is one of its own ``PRECISIONS``
+    (``accepted``). ``auto`` is the device's :func:`preferred` one if the backend accepts it, else the first of its own.
+    Raises InputError for an unknown precision, one that this backend does not do, and TF32 without a CUDA device."""
     check_choice("precision", precision, ("auto", *PRECISIONS))
     if precision == "auto":
         name = preferred(device_type).name

@@ -74,11 +74,8 @@ class RunRecorder:
     method raises InputError where the folder cannot be written."""
 
     def __init__(self, folder: Path, result: dict[str, Any], goes_on: bool = False) -> None:
-        """Writes ``result`` with status ``running``. Raises InputError if the folder already holds a run.
-
-        Args:
-            goes_on: whether the folder holds the record of this run so far, to which the result is added.
-        """
+        """Writes ``result`` with status ``running``. Raises InputError if the folder already holds a run. If the run
+        ``goes_on``, the folder holds its record so far, to which the result is added."""
         self.folder = folder
         if not goes_on:
             check_unused("hydra output folder", folder)
@@ -190,11 +187,7 @@ def status(folder: Path) -> str | None:
 
 def wrong_inputs(folders: Iterable[Path]) -> list[str]:
     """Returns what is wrong with the input of each run. The list is empty where a run got further than its input. It is
-    empty, too, where a record cannot be read: the report says so.
-
-    Args:
-        folders: the folders of the runs.
-    """
+    empty, too, where a record cannot be read: the report says so."""
     try:
         results = [read_json(folder / RESULT) for folder in folders]
         wrong = all(each["status"] == "failed" and each.get("wrong_input") for each in results)
@@ -205,14 +198,8 @@ def wrong_inputs(folders: Iterable[Path]) -> list[str]:
 
 def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
     """Completes the record of a run whose process is gone: a run whose record says ``running`` or ``planned`` has
-    failed for ``cause``.
-
-    Args:
-        at_start: the first entries of its result, for a run that has not written them.
-
-    Returns:
-        True if there was anything to complete.
-    """
+    failed for ``cause``. ``at_start`` has the first entries of its result, for a run that has not written them. Returns
+    whether there was anything to complete."""
     path = folder / RESULT
     folder.mkdir(parents=True, exist_ok=True)
     result = read_json(path) if path.exists() else {"status": "running", **at_start}

@@ -16,12 +16,8 @@ NAMES = {
 
 
 def check_type(name: str, value: object, expected: Any) -> None:
-    """Raises InputError, which names the part that is wrong, unless ``value`` is of a type.
-
-    Args:
-        expected: float (also one of ``WORDS``), int, str, bool, Any, a Literal of texts, a TypedDict, a dataclass, or a
-            dict, list or union of these.
-    """
+    """Raises InputError, which names the part that is wrong, unless ``value`` is of a type: float (also one of
+    ``WORDS``), int, str, bool, Any, a Literal of texts, a TypedDict, a dataclass, or a dict, list or union of these."""
     origin = get_origin(expected) or expected
     if expected is Any:
         return

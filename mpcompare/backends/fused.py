@@ -56,12 +56,8 @@ class Part(NamedTuple):
 
 
 def is_graphed(graph: bool | str, device: torch.device) -> bool:
-    """Returns whether the option ``graph`` (true, false, auto) makes the step a CUDA graph on this device.
-
-    Raises:
-        InputError: ``graph`` has another value.
-        BackendUnavailable: a graph is asked for, and there are none on this device.
-    """
+    """Returns whether the option ``graph`` (true, false, auto) makes the step a CUDA graph on this device. Raises
+    InputError for another value, and BackendUnavailable where a graph is asked for, and there are none."""
     if graph == "auto":
         return device.type == "cuda"
     if not isinstance(graph, bool):

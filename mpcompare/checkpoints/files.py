@@ -38,12 +38,9 @@ class Unreadable(Exception):  # noqa: N818 - it describes a checkpoint
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:
-    """Writes both files into ``folder``, which exists and is empty, and returns when they are on the disk.
-
-    Raises:
-        OSError, SafetensorError: they cannot be written; the folder holds no checkpoint then.
-        InputError: a tensor cannot be held, or the state is none of the contract's.
-    """
+    """Writes both files into ``folder``, which exists and is empty, and returns when they are on the disk. Raises
+    OSError or SafetensorError where they cannot be written, and InputError where a tensor cannot be held, or the state
+    is none of the contract's. The folder holds no checkpoint then."""
     tensors, rest = take_apart(checkpoint)
     file = folder / TENSORS
     save_file(_apart(tensors), file, metadata={"format": "pt"})
@@ -61,11 +58,8 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def read(folder: Path) -> Checkpoint:
-    """Verifies every byte of both files, then reads them. Raises Unreadable where something is wrong with them.
-
-    Returns:
-        The checkpoint, its tensors on the CPU, contiguous, in memory of their own.
-    """
+    """Verifies every byte of both files, then reads them: tensors on the CPU, contiguous, in memory of their own.
+    Raises Unreadable where something is wrong with them."""
     content = _read_content(folder / CONTENT)
     try:
         noted = content["tensors"]

@@ -63,11 +63,8 @@ def clock(device: torch.device) -> Clock:
 
 def settle(limit_s: float = 0.5) -> bool:
     """Waits until this process uses no core any more: OpenMP threads spin for some milliseconds after their work. A
-    thread that other programs keep from a core uses none either, and is waited for.
-
-    Returns:
-        True if they stopped within ``limit_s``; with ``OMP_WAIT_POLICY=active``, say, they do not.
-    """
+    thread that other programs keep from a core uses none either, and is waited for. Returns whether they stopped within
+    ``limit_s``; with ``OMP_WAIT_POLICY=active``, say, they do not."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         used = time.process_time()

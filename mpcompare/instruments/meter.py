@@ -115,12 +115,9 @@ def _fullest(events: Iterable[dict[str, Any]], device: torch.device) -> tuple[in
 
 
 def fullest(changes: Sequence[tuple[int, int, T]], start: int = 0) -> tuple[int, list[T]]:
-    """Returns the highest level of an allocator after some changes, and what is live at the first such moment.
-
-    Args:
-        changes: bytes, negative for a free, the place in memory, and a note on the change.
-        start: the number of changes before the first moment that counts.
-    """
+    """Returns the highest level of an allocator after some changes, and what is live at the first such moment. A change
+    is its bytes, negative for a free, its place in memory, and a note on it. The first ``start`` changes are over
+    before a moment counts."""
     level = np.cumsum([0, *(size for size, _, _ in changes)])
     end = start + int(level[start:].argmax())
     live: dict[int, T] = {}

@@ -20,11 +20,7 @@ TIMES = 8  # products that are timed: while another program computes, many of th
 
 def warning(number_format: Format, flops: Callable[[], int]) -> str:
     """Returns a line on a step that will take long because torch's products of this format are slow on this CPU. Empty
-    where they are not.
-
-    Args:
-        flops: returns the floating point operations of the step's products. It is asked only on such a CPU.
-    """
+    where they are not. ``flops`` returns the operations of the step's products, and is asked only on such a CPU."""
     seconds, of_fp32 = seconds_of_products(number_format), seconds_of_products(FP32)
     slower = seconds / of_fp32
     if slower < SLOWER or (step_s := flops() / FLOPS * seconds) < LONG_S:

@@ -152,11 +152,8 @@ class OwnReplay:
     """
 
     def __init__(self, make: Maker, kinds: Mapping[str, int], coarse: Coarse = IN_FP32) -> None:
-        """
-        Args:
-            make: makes the optimizer of one parameter.
-            kinds: the dimensions of what it remembers: 0 for a number that all elements share, -1 for a Python number.
-        """
+        """``make`` makes the optimizer of one parameter. ``kinds`` are the dimensions of what it remembers: 0 for a
+        number that all elements share, -1 for a Python number."""
         self.make, self.kinds, self.coarse = make, kinds, coarse
         self.states: dict[str, State] = {}  # the part without an element for each weight, such as the count
         self.tensors: dict[str, Stored] = {}

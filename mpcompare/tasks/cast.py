@@ -86,9 +86,8 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> ProductsIn:
     Hooks cast the inputs of these layers to fp32 and their outputs to ``dtype``. Tied parameters stay tied: a weight
     that an embedding shares with a product is cast, because the product needs it in ``dtype``. Buffers stay in fp32.
 
-    Returns:
-        The mode in which the module is called. Each call needs it where another layer has a floating buffer, or where
-        the module may return its loss.
+    Returns the mode in which the module is called. Each call needs it where another layer has a floating buffer, or
+    where the module may return its loss.
     """
 
     def inputs_in(wanted: torch.dtype) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:

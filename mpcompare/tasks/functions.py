@@ -52,10 +52,7 @@ class ProductsIn(TorchFunctionMode):
     gradients of rows of a parameter, such as a table of biases by position, are added up in fp32.
 
     The mode costs a look at each function of a call. A module that may do without it is called in it once, and later
-    only if a function of the first call needed it.
-
-    Args:
-        always: whether each call needs it.
+    only if a function of the first call needed it. ``always`` says that each call needs it.
     """
 
     def __init__(self, dtype: torch.dtype, always: bool) -> None:

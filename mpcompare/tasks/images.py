@@ -5,10 +5,7 @@ from torch import Tensor, nn
 
 class MnistCnn(nn.Module):
     """Images ``[N, 1, 28, 28]`` to the logits of ten classes ``[N, 10]``: two convolutions of 3 x 3, one linear layer.
-
-    Args:
-        width: channels of the first convolution; the second has twice as many.
-    """
+    The first convolution has ``width`` channels, the second twice as many."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -30,10 +27,7 @@ class MnistCnn(nn.Module):
 
 class CifarCnn(nn.Module):
     """Images ``[N, 3, 32, 32]`` to the logits of ten classes ``[N, 10]``: three stages and the average over all places.
-
-    Args:
-        width: channels of the first stage; each further stage has twice as many.
-    """
+    The first stage has ``width`` channels, each further stage twice as many."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()

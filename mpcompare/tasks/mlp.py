@@ -26,9 +26,7 @@ class Mlp(nn.Sequential):
     """``flatten, layer1, relu1, layer2, relu2, ..., layerL``: ``[n, ...]`` to ``[n, out_features]``.
 
     W and b are drawn from U(-1/sqrt(fan_in), +1/sqrt(fan_in)), as ``nn.Linear`` does, ``W`` ``[in, out]`` row by row.
-
-    Args:
-        in_features, hidden, out_features: widths of the layers; ``hidden`` may have any length, also none.
+    ``hidden`` has the widths of the layers between input and output, of which there may be none.
     """
 
     def __init__(self, in_features: int, hidden: Sequence[int], out_features: int) -> None:

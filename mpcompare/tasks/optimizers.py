@@ -189,11 +189,11 @@ class _AdamOrAdamW:
     of_torch: ClassVar[type[torch.optim.Adam | torch.optim.AdamW]]
     decoupled: ClassVar[bool]
     linear: ClassVar[bool] = False
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    groups: tuple[Group, ...] = ()
+    lr: float = 1e-3  # above 0, finite
+    betas: tuple[float, float] = (0.9, 0.999)  # the parts of m and of v that an update keeps, in [0, 1)
+    eps: float = 1e-8  # above 0; without it a weight without a gradient would be updated by 0 / 0
+    weight_decay: float = 0.0  # finite, 0 for none
+    groups: tuple[Group, ...] = ()  # parameters with values of their own (:mod:`mpcompare.tasks.groups`)
 
     def __post_init__(self) -> None:
         _check_common(self)
@@ -232,16 +232,8 @@ class _AdamOrAdamW:
 @dataclass(frozen=True)
 class Adam(_AdamOrAdamW):
     """``w = w - lr m / (sqrt(v) + eps)``, as ``torch.optim.Adam`` has it (Kingma and Ba, arXiv 1412.6980); m and v are
-    means of g and g^2 over the updates, in which older ones count less. Raises InputError where an attribute has
-    another value.
-
-    Attributes:
-        lr: above 0, finite.
-        betas: the parts of m and of v that an update keeps, two numbers in [0, 1).
-        eps: above 0; without it a weight without a gradient would be updated by 0 / 0.
-        weight_decay: finite, 0 for none; ``weight_decay w`` is added to g, and so becomes part of m and v.
-        groups: parameters with values of their own (:mod:`mpcompare.tasks.groups`).
-    """
+    means of g and g^2 over the updates, in which older ones count less. ``weight_decay w`` is added to g, and so
+    becomes part of m and v. Raises InputError where an attribute has another value."""
 
     of_torch = torch.optim.Adam
     decoupled = False
@@ -250,10 +242,7 @@ class Adam(_AdamOrAdamW):
 @dataclass(frozen=True)
 class AdamW(_AdamOrAdamW):
     """:class:`Adam` whose weight decay is no part of m and v: ``w = w - lr (m / (sqrt(v) + eps) + weight_decay w)``, as
-    ``torch.optim.AdamW`` has it (Loshchilov and Hutter, arXiv 1711.05101).
-
-    Attributes and errors: as in :class:`Adam`.
-    """
+    ``torch.optim.AdamW`` has it (Loshchilov and Hutter, arXiv 1711.05101). Raises InputError as :class:`Adam` does."""
 
     of_torch = torch.optim.AdamW
     decoupled = True

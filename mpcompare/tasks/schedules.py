@@ -99,10 +99,9 @@ class Cosine(Schedule):
 class Rates:
     """Learning rates of one run, step by step.
 
-    A skipped step is no update, so it does not advance the schedule: else the warm-up would pass while the loss scale
-    is still searched. If only a GPU knows whether a step was skipped, count and rate stay on the GPU, and nothing waits
-    for them. A rate that changes is rounded to fp32 in every run, as a GPU holds it: so a run that goes on takes the
-    same rates as an uninterrupted run.
+    If only a GPU knows whether a step was skipped, count and rate stay on the GPU, and nothing waits for them. A rate
+    that changes is rounded to fp32 in every run, as a GPU holds it: so a run that goes on takes the same rates as an
+    uninterrupted run.
 
     Attributes:
         updates: the number of updates that were taken: a number, or a 0-d int64 tensor on the device. Where the rate

@@ -46,13 +46,8 @@ class SentimentLstm(nn.Module):
 class CharGpt(nn.Module):
     """Ids ``[N, T]``, T at most ``length``, to the logits of each next id ``[N, T, vocabulary]``: a small GPT.
 
-    Args:
-        vocabulary: number of ids.
-        length: number of tokens that have a position.
-        width: channels of the residual stream; a multiple of ``heads``.
-        heads: number of attention heads.
-        blocks: number of blocks.
-        tied: whether the last layer's weights are the embedding's, one parameter for both.
+    Its residual stream has ``width`` channels, a multiple of the attention's ``heads``. With ``tied`` the last layer's
+    weights are the embedding's, one parameter for both.
     """
 
     def __init__(

@@ -19,11 +19,7 @@ def try_out(model: nn.Module, task: Task, x: Batch, y: Batch, data: str, y_test:
     """Calls a copy of the network and the loss on a few samples, so that a task that cannot work fails before training.
     Raises InputError where the batch is larger than the data, the network cannot be called with it, or the loss is no
     scalar or has no gradient. So it does where nobody could repeat the output, or it is random in evaluation mode.
-
-    Args:
-        x, y: all training samples of the data set named ``data``.
-        y_test: the targets of its held-out samples.
-    """
+    ``x`` and ``y`` are all training samples of the data set named ``data``, ``y_test`` its held-out targets."""
     if task.batch_size > len(x):
         raise InputError("task.batch_size", task.batch_size, f"data={data} has only {len(x)} samples")
     few, targets = x[:4], y[:4]

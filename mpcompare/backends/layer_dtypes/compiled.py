@@ -25,12 +25,8 @@ def layer_dtypes_of_compiled_step(
     """Compiles ``step`` and returns the dtypes in the graphs of its forward and backward: the table of
     :meth:`mpcompare.contract.Backend.module_dtypes`. The graphs are run as they are.
 
-    Args:
-        model: the module with the weights that it computes with.
-        masters: the parameters that the optimizer updates, under the names of the model's.
-        step: ``step(model)`` returns the loss. It is compiled under its own name, so that the timed step never finds
-            the code that is compiled here.
-        options: inductor's options.
+    ``step(model)`` returns the loss. It is compiled under its own name, so that the timed step never finds the code
+    that is compiled here. ``model`` and ``masters`` are as in :meth:`LayerDtypes.table`, ``options`` are inductor's.
     """
     graphs: list[Graph] = []
     held = {id(t) for t in (*model.parameters(), *model.buffers())}

@@ -100,12 +100,7 @@ def layer_dtypes_of_step(
     backend: Any, model: nn.Module, masters: Mapping[str, Tensor], batches: Batches
 ) -> ModuleDtypes:
     """Lets a backend take a step, and returns the dtypes that are seen until its gradients are there: the table of
-    :meth:`mpcompare.contract.Backend.module_dtypes`.
-
-    Args:
-        model: the module with the weights that it computes with.
-        masters: the parameters that the optimizer updates, under the names of the model's.
-    """
+    :meth:`mpcompare.contract.Backend.module_dtypes`, from arguments as in :meth:`LayerDtypes.table`."""
     walk = Walk(backend, batches, backend.task.optimizer.lr)
     with LayerDtypesMode(model) as mode:
         walk.through("unscale")

@@ -30,11 +30,9 @@ MOVES = {
 def arithmetic(op: Any, operands: Iterable[torch.dtype]) -> set[torch.dtype]:
     """Returns the dtypes in which an operator computes; empty if it computes nothing.
 
-    They are the dtypes of its operands; of a pointwise operator the widest one, to which torch promotes the others.
-    The dtypes inside of a kernel, such as fp32 for its sums of 16-bit products, cannot be seen from outside.
-
-    Args:
-        operands: dtypes of its tensors, without scalars.
+    They are the dtypes of its ``operands``, scalars left out; of a pointwise operator the widest one, to which torch
+    promotes the others. The dtypes inside of a kernel, such as fp32 for its sums of 16-bit products, cannot be seen
+    from outside.
     """
     if not isinstance(op, torch._ops.OpOverload) or op.is_view or op.overloadpacket in MOVES:
         return set()

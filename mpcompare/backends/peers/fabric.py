@@ -23,11 +23,8 @@ NAMES = {"fp16": "16-mixed", "bf16": "bf16-mixed"}
 
 
 class FabricRow(SetUp):
-    """A module and an optimizer that Fabric has set up.
-
-    Attributes:
-        plugin: whether the precision is passed as a plugin. Fabric takes a plugin as it is.
-    """
+    """A module and an optimizer that Fabric has set up. With ``plugin`` the precision is passed as a plugin, which
+    Fabric takes as it is."""
 
     def __init__(
         self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale, plugin: bool = False

@@ -54,19 +54,14 @@ def transposed(name: str, tensor: Tensor) -> Tensor:
 
 
 class SetUp(TorchModel):
-    """A module and an optimizer that a library has set up, whose ``step`` is GradScaler's step and update in one.
-
-    Attributes:
-        library: the library's object, whose ``backward`` multiplies the loss.
-        network, stepper: the module and the optimizer as the library returns them.
-        scaler: the library's ``GradScaler``; a disabled one where it has none.
-    """
+    """A module and an optimizer that a library has set up, whose ``step`` is GradScaler's step and update in one. Its
+    ``scaler`` is a disabled one where the library has none."""
 
     PRECISIONS = ("fp16", "bf16")
     IDLE_PHASES: tuple[str, ...] = ()
-    library: Any
-    network: nn.Module
-    stepper: Any
+    library: Any  # the library's object, whose ``backward`` multiplies the loss
+    network: nn.Module  # the module as the library returns it
+    stepper: Any  # the optimizer as the library returns it
     skipped: bool | Tensor
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale, name: str) -> None:

@@ -45,12 +45,8 @@ class Dataset:
 
 
 def batches(dataset: Dataset, batch_size: int, served: int = 0) -> Iterator[tuple[Any, Any]]:
-    """Yields whole batches in order, over and over; a remainder shorter than a batch is left out.
-
-    Args:
-        batch_size: at most the number of samples.
-        served: the number of batches that were served before; the first batch here is the one after them.
-    """
+    """Yields whole batches in order, over and over, from the one after those that were ``served`` before. A remainder
+    shorter than a batch is left out. ``batch_size`` is at most the number of samples."""
     in_all = len(dataset.x_train) // batch_size
     return _numbered(dataset, batch_size, (number % in_all for number in itertools.count(served)))
 

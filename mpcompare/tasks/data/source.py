@@ -86,12 +86,8 @@ class Source:
     def take_or_stand_in(
         self, option: str, root: str | None, limit_s: float, loudly: str, stand_in: Callable[[], Dataset]
     ) -> Dataset:
-        """Returns the data set as :meth:`take` does, else the data in its place.
-
-        Args:
-            option: the override that asked for it, ``data=auto``, as the log names it.
-            loudly: the name of the stand-in for the log, which says that it is not the data set.
-        """
+        """Returns the data set as :meth:`take` does, else the data in its place. The log names ``option``, the override
+        that asked for it, and the stand-in ``loudly``, which says that it is not the data set."""
         check_number("data.download_limit_s", limit_s, above=0)
         taken = self.take(root, limit_s)
         if isinstance(taken, Dataset):

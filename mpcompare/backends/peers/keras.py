@@ -13,7 +13,8 @@ scale is a power of two. The optimizer's formulas are Keras's, with the task's s
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -57,7 +58,8 @@ class KerasRow:
         require_kernels(model, self.device.type, precision, "keras")
         self.mlp = plain_mlp(model, task, "backend=keras")
         layers = self._layers(POLICIES[precision])
-        self.network = Network(self.mlp.layers, layers)
+        names = [name.replace(".", "/") for name in self.mlp.layers]  # torch takes no dots
+        self.network = nn.Sequential(OrderedDict(zip(names, map(CalledLayer, layers), strict=True)))
         self.variables = {
             f"{name}.{part}": variable
             for name, layer in zip(self.mlp.layers, layers, strict=True)
@@ -200,22 +202,8 @@ class KerasRow:
         return {}
 
 
-class Network(nn.Module):
-    """Keras's layers one after the other, each in a module of torch, whose hooks Keras does not call."""
-
-    def __init__(self, names: Sequence[str], layers: Sequence[Any]) -> None:
-        super().__init__()
-        for name, layer in zip(names, layers, strict=True):
-            self.add_module(name.replace(".", "/"), CalledLayer(layer))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for each in self.children():
-            x = each(x)
-        return x
-
-
 class CalledLayer(nn.Module):
-    """A layer of Keras, which is called."""
+    """A layer of Keras in a module of torch, whose hooks Keras does not call."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()

@@ -15,32 +15,28 @@ NAMES = {
 }  # fmt: skip
 
 
-def check_type(name: str, value: object, expected: Any) -> None:
+def check_type(name: str, value: Any, expected: Any) -> None:
     """Raises InputError, which names the part that is wrong, unless ``value`` is of a type: float (also one of
     ``WORDS``), int, str, bool, Any, a Literal of texts, a TypedDict, a dataclass, or a dict, list or union of these."""
-    origin = get_origin(expected) or expected
+    origin, parts = get_origin(expected) or expected, get_args(expected)
+    is_table = is_typeddict(expected) or is_dataclass(expected)
     if expected is Any:
         return
     if origin in (Union, UnionType):
-        _check_union(name, value, get_args(expected))
-    elif is_typeddict(expected) or is_dataclass(expected):
-        _check_base(name, value, dict)
+        _check_union(name, value, parts)
+        return
+    _check_base(name, value, dict if is_table else str if origin is Literal else origin)
+    if is_table:
         _check_table(name, value, expected)
     elif origin is dict:
-        _check_base(name, value, dict)
-        for key, each in value.items():  # type: ignore[attr-defined]
-            check_type(f"{name}, a key", key, get_args(expected)[0])
-            check_type(f"{name}.{key}", each, get_args(expected)[1])
-    elif origin is Literal:
-        _check_base(name, value, str)
-        if value not in get_args(expected):
-            raise InputError(name, value, f"expected one of {', '.join(get_args(expected))}")
+        for key, each in value.items():
+            check_type(f"{name}, a key", key, parts[0])
+            check_type(f"{name}.{key}", each, parts[1])
     elif origin is list:
-        _check_base(name, value, list)
-        for place, each in enumerate(value):  # type: ignore[arg-type]
-            check_type(f"{name}[{place}]", each, get_args(expected)[0])
-    else:
-        _check_base(name, value, expected)
+        for place, each in enumerate(value):
+            check_type(f"{name}[{place}]", each, parts[0])
+    elif origin is Literal and value not in parts:
+        raise InputError(name, value, f"expected one of {', '.join(parts)}")
 
 
 def _check_union(name: str, value: object, parts: tuple[Any, ...]) -> None:

@@ -33,46 +33,46 @@ class Stored(MutableMapping[str, Tensor]):
     """
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
-        self._in_memory: dict[str, Tensor] = {}
-        self._in_file: dict[str, _Place] = {}
+        self._kept: dict[str, Tensor | _Place] = {}
         self._bytes = 0
         self._file: IO[bytes] | None = None
         self.update(tensors or {})
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
-        if name not in self._in_memory:
+        before = self._kept.get(name)
+        if not isinstance(before, Tensor):
             self._bytes += tensor.nbytes
             if self._bytes > LARGE and tensor.device.type == "cpu":
                 with suppress(OSError):
-                    self._write(name, tensor.detach().contiguous())
+                    self._kept[name] = self._written(tensor.detach().contiguous(), before)
                     return
-            self._in_file.pop(name, None)
-        self._in_memory[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        self._kept[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
 
     def __getitem__(self, name: str) -> Tensor:
         """A tensor that lies in the file is a new copy each time."""
-        return self._in_memory[name] if name in self._in_memory else self._read(self._in_file[name])
+        kept = self._kept[name]
+        return kept if isinstance(kept, Tensor) else self._read(kept)
 
     def __delitem__(self, name: str) -> None:
-        del (self._in_memory if name in self._in_memory else self._in_file)[name]
+        del self._kept[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._in_memory or name in self._in_file
+        return name in self._kept
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._in_memory
-        yield from self._in_file
+        return iter(self._kept)
 
     def __len__(self) -> int:
-        return len(self._in_memory) + len(self._in_file)
+        return len(self._kept)
 
-    def _write(self, name: str, tensor: Tensor) -> None:
+    def _written(self, tensor: Tensor, before: _Place | None) -> _Place:
+        """Writes a tensor where another one lay ``before``, if that was as large, and returns its place."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="mpcompare-")  # noqa: SIM115 (it is gone with this)
-        before, end = self._in_file.get(name), os.fstat(self._file.fileno()).st_size
+        end = os.fstat(self._file.fileno()).st_size
         offset = before.offset if before and before.bytes == tensor.nbytes else -(-end // 64) * 64
         write_at(self._file, tensor, offset)
-        self._in_file[name] = _Place(offset, tensor.shape, tensor.dtype, tensor.nbytes)
+        return _Place(offset, tensor.shape, tensor.dtype, tensor.nbytes)
 
     def _read(self, place: _Place) -> Tensor:
         assert self._file is not None

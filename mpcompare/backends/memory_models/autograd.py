@@ -17,7 +17,6 @@ def autograd_peak(task: PlainMlp, precision: str) -> MemoryModel:
     ledger = ledger_before_a_step(task)
     _forward(ledger, task, size)
     _loss(ledger, task, size)
-    _loss_backward(ledger, task, size)
     _backward(ledger, task, size)
     alloc_update(ledger, task, adam_temporaries=2)  # sqrt(v), and sqrt(v) over the bias correction
     return ledger.peak
@@ -48,7 +47,8 @@ def _forward(ledger: Ledger, task: PlainMlp, size: int) -> None:
 
 
 def _loss(ledger: Ledger, task: PlainMlp, size: int) -> None:
-    """Replays the loss, from fp32 logits, and the end of autocast, which drops the copies that no gradient needs."""
+    """Replays the loss, from fp32 logits; the end of autocast, which drops the copies that no gradient needs; and the
+    gradient of the logits in fp32, with its cast, da_L."""
     outputs, last = task.rows * task.out_features, len(task.sizes) - 1
     if size < 4:
         ledger.alloc("activations", "logits fp32", outputs, 4)
@@ -61,11 +61,6 @@ def _loss(ledger: Ledger, task: PlainMlp, size: int) -> None:
         # The scalar that mse_loss returns keeps its squares, and a backend keeps the scalar until the next step.
         ledger.free("squares, to be summed", "squares of the last step")
     ledger.free(*(f"b{layer} 16-bit" for layer in range(1, last + 1)), "W1 16-bit")  # W2.. are needed for dz
-
-
-def _loss_backward(ledger: Ledger, task: PlainMlp, size: int) -> None:
-    """Replays the gradient of the logits in fp32, and its cast, da_L."""
-    outputs, last = task.rows * task.out_features, len(task.sizes) - 1
     if task.loss == "cross_entropy":
         ledger.alloc("gradients", "dlog_probs", outputs, 4)
     ledger.alloc("gradients", "dlogits fp32", outputs, 4)

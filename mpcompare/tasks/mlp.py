@@ -111,7 +111,8 @@ def plain_mlp(model: nn.Module, task: Task, who: str = "this") -> PlainMlp:
     Raises BackendUnavailable where the task is no such MLP; the message names the tasks that ``who`` trains."""
     only = f"{who} trains MLPs (Linear, ReLU, ..., Linear) with cross_entropy or mse, and SGD, Adam or AdamW"
     modules = list(model._modules.items())  # also an instance that stands twice, which named_children() says once
-    flattens = bool(modules) and _is_flatten(modules[0][1])
+    first = modules[0][1] if modules else None
+    flattens = type(first) is nn.Flatten and (first.start_dim, first.end_dim) == (1, -1)
     layers = modules[flattens:]
     kinds = [type(module) for _, module in layers]
     alternate = len(kinds) % 2 == 1 and kinds == ([nn.Linear, nn.ReLU] * len(kinds))[: len(kinds)]
@@ -137,7 +138,3 @@ def plain_mlp(model: nn.Module, task: Task, who: str = "this") -> PlainMlp:
     if trained != set(mlp.names.values()) or len(trained) < len(list(model.parameters())):
         raise BackendUnavailable(f"{only}, and trains the weight and the bias of each Linear, and no other parameter")
     return mlp
-
-
-def _is_flatten(module: nn.Module | None) -> bool:
-    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)

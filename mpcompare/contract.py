@@ -249,11 +249,8 @@ class Walk:
             clock.mark()
 
     The iterator yields the name of each phase when it is done: ``forward`` and ``backward`` once a micro-batch, the
-    others once. For a backend that offers ``train_step`` it yields ``WHOLE_STEP``, once.
-
-    Attributes:
-        in_one_piece: whether the step has no phases.
-        loss: the mean of the losses of the micro-batches so far, an fp32 scalar on the device.
+    others once. For a backend that offers ``train_step`` it yields ``WHOLE_STEP``, once. ``loss`` is the mean of the
+    losses of the micro-batches so far, an fp32 scalar on the device.
     """
 
     def __init__(

@@ -8,9 +8,8 @@ dynamic scale backs off.
     scale  -> multiplied into the gradient of the loss        inv_scale      -> multiplied into the fp32 gradients
     found_inf(grads) -> must this step be skipped?            update(found_inf) -> the scale of the next step
 
-The three policies follow ``torch.amp.GradScaler`` bit for bit, its keys and its defaults included. To add one, derive
-its class here and write ``conf/loss_scale/X.yaml``. One that moves derives :class:`DynamicLossScale`. What it remembers
-of its steps is a field with ``init=False``. Backends in which a library keeps the scale refuse a new policy.
+The three policies follow ``torch.amp.GradScaler`` bit for bit, its keys and its defaults included. CONTRIBUTING.md
+says how to add one.
 """
 
 import math

@@ -1,8 +1,7 @@
 """The optimizers: each as torch's own, and as a replay in float64, with which the updates of a backend are compared.
 
 The learning rate of a step is the optimizer's times the factor of the schedule (:mod:`mpcompare.tasks.schedules`).
-Whoever drives a backend passes it to the step, and to the replay. To add one, write its class and its replay here and
-``conf/optimizer/X.yaml``; the mistakes that people make of it stand in ``verdict/examine/mistakes.py``.
+Whoever drives a backend passes it to the step, and to the replay. CONTRIBUTING.md says how to add an optimizer.
 
 A replay also says how far correct fp32 arithmetic may be from it. With fp32's unit roundoff ``u = 2^-24``, an operation
 is off by at most ``u`` times its result, and so is a constant that is rounded to fp32. A sum, in whatever order it is

@@ -101,11 +101,8 @@ class Rates:
 
     If only a GPU knows whether a step was skipped, count and rate stay on the GPU, and nothing waits for them. A rate
     that changes is rounded to fp32 in every run, as a GPU holds it: so a run that goes on takes the same rates as an
-    uninterrupted run.
-
-    Attributes:
-        updates: the number of updates that were taken: a number, or a 0-d int64 tensor on the device. Where the rate
-            never changes, a step that only a GPU knows to be skipped is counted, too.
+    uninterrupted run. ``updates`` is the number of updates that were taken: a number, or a 0-d int64 tensor on the
+    device. Where the rate never changes, a step that only a GPU knows to be skipped is counted, too.
     """
 
     def __init__(self, lr: float, schedule: Schedule, updates: int = 0) -> None:

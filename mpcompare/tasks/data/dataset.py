@@ -16,19 +16,14 @@ PARTS = ("x_train", "y_train", "x_test", "y_test")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and held-out samples.
+    """Training and held-out samples. Each of the four parts may be a :class:`Tree` of such tensors.
 
-    Attributes:
-        name, reason: the data set's name, and the reason why it was taken.
-        x_train, x_test: ``[N, ...]`` of any shape: fp32 values (images are ``[N, channels, height, width]``), or int64
-            ids of tokens (``[N, T]``).
-        y_train, y_test: int64 classes ``[N]``, or ``[N, T]`` with a class for each token; or fp32 targets ``[N, ...]``.
-
-    Each of the four may be a :class:`Tree` of such tensors.
+    x is ``[N, ...]`` of any shape: fp32 values (images are ``[N, channels, height, width]``), or int64 ids of tokens
+    (``[N, T]``). y is int64 classes ``[N]``, or ``[N, T]`` with a class for each token; or fp32 targets ``[N, ...]``.
     """
 
     name: str
-    reason: str
+    reason: str  # the reason why the data set was taken
     x_train: Batch
     y_train: Batch
     x_test: Batch

@@ -64,9 +64,6 @@ class DeviceGenerator:
         else:
             torch.set_rng_state(state)
 
-    def fingerprint(self) -> int:
-        return fingerprint(self.get())
-
 
 def fingerprint(state: Tensor) -> int:
     """Returns a number that tells one state from another."""

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpcompare import generators
-from mpcompare.generators import CPU, DeviceGenerator
+from mpcompare.generators import CPU, DeviceGenerator, fingerprint
 from mpcompare.tasks.copies import copy_of
 
 EXAMINED = 0  # the number of every step that is examined: it has the masks of the oracle
@@ -42,7 +42,7 @@ def as_examined(device: torch.device) -> Iterator[None]:
 def state(device: torch.device) -> str:
     """Returns the state of torch's generators, as far as a step on ``device`` draws from them, as a short text."""
     devices = [CPU, device] if device.type == "cuda" else [CPU]
-    return " ".join(f"{DeviceGenerator(each).fingerprint():08x}" for each in devices)
+    return " ".join(f"{fingerprint(DeviceGenerator(each).get()):08x}" for each in devices)
 
 
 def draws(call: Callable[[], object], device: torch.device) -> bool:

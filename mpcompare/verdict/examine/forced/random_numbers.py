@@ -63,7 +63,7 @@ class _AtRandom(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if has_own_state(func, args, kwargs):
             self.drew_by_itself(func)
-        if (before := fingerprint(state)) == generator.fingerprint():
+        if (before := fingerprint(state)) == fingerprint(generator.get()):
             return result
         numbers, spec = tree_flatten(result)
         key = before, func.name(), numbers[0].shape

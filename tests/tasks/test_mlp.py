@@ -16,7 +16,7 @@ from mpcompare.tasks.mlp import Mlp, plain_mlp
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task, params_of, with_values
 from mpcompare.verdict.examine.oracle import exact_step
-from mpcompare.verdict.examine.outputs import outputs_of
+from mpcompare.verdict.examine.layers import outputs_of
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.exact_values import ExactValues, Mapped, Problem
-from mpcompare.verdict.examine.outputs import outputs_of
+from mpcompare.verdict.examine.layers import outputs_of
 from mpcompare.verdict.examine.parts_of_batch import rows_are_independent, shares_of
 from mpcompare.verdict.examine.rounded_operands import rounded, rounded_batch
 from mpcompare.verdict.findings import LOWEST, Counts

@@ -6,7 +6,7 @@ from torch import nn
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.text import CharGpt, CharLstm
-from mpcompare.verdict.examine.outputs import outputs_of
+from mpcompare.verdict.examine.layers import outputs_of
 from mpcompare.verdict.examine.sharp import OF_LOGITS, SPREAD, sharpened
 
 IDS = torch.randint(30, (8, 16), generator=torch.Generator().manual_seed(0))

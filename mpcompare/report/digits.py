@@ -8,7 +8,7 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.report.columns import OF_RUN, TEXT, Column, named, number
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.digits_row import DigitsRow, Map
-from mpcompare.verdict.judge.digits import percent
+from mpcompare.verdict.judge.replayed import percent
 
 STEPS = ("last", "first")  # the replays of a training step; the first in this list is shown first
 

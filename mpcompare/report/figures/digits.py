@@ -12,7 +12,7 @@ from mpcompare.report import digits as maps
 from mpcompare.report.contents import Report
 from mpcompare.report.digits_row import DigitsRow, Map, half_lost
 from mpcompare.report.figures.kit import COLOURS, parts_of
-from mpcompare.verdict.judge.digits import percent
+from mpcompare.verdict.judge.replayed import percent
 
 MOST = 40  # rows that fit a page
 ROW, AROUND = 0.19, 1.1  # inches: a row, and what stands above and below a panel

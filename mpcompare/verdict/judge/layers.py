@@ -16,7 +16,6 @@
 
 from dataclasses import replace
 
-from mpcompare.verdict.judge import digits
 from mpcompare.verdict.judge.causes import Pass
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined, worst_of
 from mpcompare.verdict.judge.dtypes import SHORT
@@ -24,7 +23,7 @@ from mpcompare.verdict.judge.errors import GradientError, PlaceError
 from mpcompare.verdict.judge.gradients import gradient_checks
 from mpcompare.verdict.judge.layer_causes import explained
 from mpcompare.verdict.judge.limits import K, error_like, place_limit, roundings, stored_coarsely
-from mpcompare.verdict.judge.replayed import PLACES, WHERE, Layers, as_place, percent_off, said_of
+from mpcompare.verdict.judge.replayed import PLACES, WHERE, Layers, as_place, beyond, percent_off, said_of
 
 
 def checks(case: Case) -> Checks:
@@ -53,7 +52,7 @@ def doubt(run: Examined) -> str:
             said += ", beyond what roundings make"
             # The place whose operators made the tensor: a layer, or the work before one.
             made_at = {"input": f"before {layer}", "output": layer, "parameter": layer.rpartition(".")[0]}
-            reason = digits.beyond(layers.digits.get(made_at.get(kind, "")), run.precision)
+            reason = beyond(layers.digits.get(made_at.get(kind, "")), run.precision)
             if kind == "parameter" and layer in layers.of_kernels:
                 reason = "torch's own kernel makes it so of these operands"
             return f"{said}: {reason}" if reason else said

@@ -17,7 +17,7 @@ from mpcompare.verdict.examine.forced.places import Place
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import computed
-from mpcompare.verdict.judge.digits import Digits
+from mpcompare.verdict.judge.replayed import Digits
 
 MASK = 2.0**127  # numbers from here on stand for infinity, such as the numbers of a mask
 VARIANCE = 3  # a rounding that is uniform in +- u has the variance u^2 / 3

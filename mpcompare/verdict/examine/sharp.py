@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from mpcompare.dtypes import rounded_to
@@ -26,14 +26,9 @@ RECURRENT = {"weight_hh": 1.0}  # the size of results; 2 for other weights of la
 
 
 def sharp_weights(problem: Problem, precision: Precision) -> Params:
-    """Returns these weights."""
-    return sharpened(problem.network, problem.batch[0][0], precision)
-
-
-def sharpened(network: nn.Module, x: Tensor, precision: Precision) -> Params:
     """Returns weights of the network at which the outputs of its products spread over several units. The weights of a
-    layer are set when it is called in a call of the network with ``x``."""
-    network = copy_of(network)
+    layer are set when it is called in a call of the network with the first micro-batch."""
+    network, (x, _) = copy_of(problem.network), problem.batch[0]
     generator = torch.Generator().manual_seed(0)
     done: list[nn.Module] = []
     with torch.no_grad():

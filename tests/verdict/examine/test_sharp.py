@@ -6,11 +6,16 @@ from torch import nn
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.text import CharGpt, CharLstm
+from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.layers import outputs_of
-from mpcompare.verdict.examine.sharp import OF_LOGITS, SPREAD, sharpened
+from mpcompare.verdict.examine.sharp import OF_LOGITS, SPREAD, sharp_weights
 
 IDS = torch.randint(30, (8, 16), generator=torch.Generator().manual_seed(0))
 FP16 = PRECISIONS["fp16"]
+
+
+def sharpened(model, x):
+    return sharp_weights(Problem(model, None, [(x, None)]), FP16)
 
 
 def new(make):
@@ -20,9 +25,9 @@ def new(make):
 
 def test_products_spread_and_every_precision_holds_the_weights():
     model = new(lambda: CharGpt(30, 16, 32, 4, 2))
-    params = sharpened(model, IDS, FP16)
+    params = sharpened(model, IDS)
     assert all(torch.equal(p.half().float(), p) for p in params.values())
-    again = sharpened(model, IDS, FP16)
+    again = sharpened(model, IDS)
     assert all(torch.equal(p, again[name]) for name, p in params.items())
     for name, p in model.named_parameters():
         p.data = params[name]
@@ -47,7 +52,7 @@ def test_layers_whose_products_cannot_be_seen_have_finite_weights_too(make):
     model = new(make)
     if isinstance(model[-1] if isinstance(model, nn.Sequential) else None, nn.Identity):
         model[-1].forward = lambda outputs: outputs[0]
-    params = sharpened(model, IDS, FP16)
+    params = sharpened(model, IDS)
     assert set(params) == {name for name, _ in model.named_parameters()}
     assert all(p.isfinite().all() and p.any() for p in params.values())
 
@@ -55,7 +60,7 @@ def test_layers_whose_products_cannot_be_seen_have_finite_weights_too(make):
 def test_a_layer_that_begins_at_0_is_drawn():
     model = new(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)))
     nn.init.zeros_(model[1].weight)
-    params = sharpened(model, torch.randn(64, 8), FP16)
+    params = sharpened(model, torch.randn(64, 8))
     assert params["1.weight"].std() > 0.5
 
 
@@ -78,6 +83,6 @@ class Routed(nn.Module):
 
 def test_a_layer_that_returns_more_than_its_product_spreads_too():
     model, x = new(Routed), torch.randn(64, 8)
-    params = sharpened(model, x, FP16)
+    params = sharpened(model, x)
     model.router.weight.data, model.router.bias.data = params["router.weight"], params["router.bias"]
     assert model(x).std().item() == pytest.approx(OF_LOGITS, rel=0.15)

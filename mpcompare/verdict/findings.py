@@ -17,12 +17,11 @@ from mpcompare.verdict.judge.again import Again
 from mpcompare.verdict.judge.aged import Aged
 from mpcompare.verdict.judge.buffers import Buffers
 from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.verdict.judge.errors import Errors, RoundingErrors
+from mpcompare.verdict.judge.errors import Errors, Layer, RoundingErrors
 from mpcompare.verdict.judge.held_out import HeldOut
 from mpcompare.verdict.judge.loss_scale import WrongScale
 from mpcompare.verdict.judge.masks import Masks
 from mpcompare.verdict.judge.moves import Moves
-from mpcompare.verdict.judge.owner import Layer
 from mpcompare.verdict.judge.padding import Padding
 from mpcompare.verdict.judge.replayed import Layers
 from mpcompare.verdict.judge.resume import Reload

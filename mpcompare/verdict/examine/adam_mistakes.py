@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW
-from mpcompare.verdict.examine.seen import Seen
-from mpcompare.verdict.examine.updates import Known, Mistake, by
+from mpcompare.verdict.examine.seen import Known, Mistake, Seen, by
 
 POWERS_OF_TWO = (0.25, 0.5, 2.0, 4.0)  # by which gradients are multiplied by mistake
 EPS_BEFORE = "with eps added before the bias correction"  # the last form in section 2 of Adam's paper, and Keras's

@@ -9,8 +9,7 @@ from torch import Tensor
 from mpcompare.clipping import factor_of_norm
 from mpcompare.tasks.optimizers import UpdateReplay
 from mpcompare.verdict.examine.numerics import SKETCH, chunks, distance, spread, total_norm
-from mpcompare.verdict.examine.seen import Seen
-from mpcompare.verdict.examine.updates import by
+from mpcompare.verdict.examine.seen import Seen, by
 from mpcompare.verdict.judge.accumulation import MicroBatches
 from mpcompare.verdict.judge.drive import Clip, ClipFactor, UpdateError
 from mpcompare.verdict.judge.errors import Errors, GradientError

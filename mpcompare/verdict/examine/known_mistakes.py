@@ -15,8 +15,7 @@ from mpcompare.tasks.groups import in_group
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.errors import update_error
 from mpcompare.verdict.examine.mistakes import at_another_rate, mistakes
-from mpcompare.verdict.examine.seen import Seen
-from mpcompare.verdict.examine.updates import Known, Mistake, by
+from mpcompare.verdict.examine.seen import Known, Mistake, Seen, by
 from mpcompare.verdict.judge.drive import KnownMistake
 
 Values = tuple[Any, float]  # the optimizer of a group, and the factor of its learning rate

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.verdict.judge.owner import Layer
+from mpcompare.verdict.judge.errors import Layer
 
 Called = tuple[str, nn.Module, Any, Any]  # the name, the module, the arguments and the output of a call
 

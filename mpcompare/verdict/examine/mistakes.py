@@ -14,8 +14,7 @@ from mpcompare.tasks.optimizers import Adam, AdamW, Optimizer, Sgd, UpdateReplay
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.adam_mistakes import adam_mistakes, eps_before
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
-from mpcompare.verdict.examine.seen import Seen
-from mpcompare.verdict.examine.updates import Known, Mistake, by
+from mpcompare.verdict.examine.seen import Known, Mistake, Seen, by
 
 DECOUPLED = "with the decay outside of the gradient, as AdamW has it"
 

@@ -1,14 +1,16 @@
-"""A step as it was seen, whoever made it: a backend that is driven, or hooks on somebody's own loop."""
+"""A step as it was seen, whoever made it: a backend that is driven, or hooks on somebody's own loop. And the updates that
+an optimizer makes of its gradients: the right one, or another one."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mpcompare.contract import Batches
+from mpcompare.tasks.optimizers import UpdateReplay
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.judge.drive import Step
@@ -121,3 +123,41 @@ def moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
 def said_norm(backend: Any) -> float:
     """Returns the norm that a backend says its gradients had; NaN where it says none."""
     return math.nan if backend.grad_norm is None else float(backend.grad_norm)
+
+
+Mistake = Callable[[str, Seen], tuple[Tensor, Tensor]]  # change and magnitude, as ``Replay.step`` returns them
+
+
+class Known(NamedTuple):
+    """A known mistake: its cause, the words for its updates, which go on after "made", and a maker of these updates."""
+
+    cause: str
+    made: str
+    updates: Mistake
+
+
+def by(
+    replay: UpdateReplay,
+    rate: Callable[[Seen], float] | None = None,
+    unclipped: bool = False,
+    grad_of: Callable[[Tensor, Tensor, Seen], Tensor] | None = None,
+    weight_dtype: torch.dtype | None = None,
+) -> Mistake:
+    """Returns the updates of a replay. It may see another rate, other gradients, or other weights than the step had.
+
+    Args:
+        grad_of: makes a gradient from the right gradient, the weight, and the update.
+    """
+
+    def mistake(name: str, update: Seen) -> tuple[Tensor, Tensor]:
+        g, w = (update.grads if unclipped else update.clipped)[name].double(), update.before[name]
+        w = (w.to(weight_dtype) if weight_dtype else w).double()
+        if grad_of:
+            g = grad_of(g, w, update)
+        kept = update.remembered.of(name)
+        if kept or update.remembered.updates:
+            loaded = {kind: tensor.double() for kind, tensor in kept.items()}
+            replay.remember(name, loaded, update.remembered.updates, update.remembered.at_once)
+        return replay.step(name, g, w, rate(update) if rate else update.lr)
+
+    return mistake

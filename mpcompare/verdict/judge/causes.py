@@ -15,8 +15,7 @@ from mpcompare.verdict.judge.accumulation import wrong_sum
 from mpcompare.verdict.judge.check import Examined, listed
 from mpcompare.verdict.judge.clip import clip_mistake, scales
 from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.verdict.judge.errors import GradientError
-from mpcompare.verdict.judge.owner import Layer
+from mpcompare.verdict.judge.errors import GradientError, Layer
 
 LOST = 0.001  # the share of zeros that are no chance
 

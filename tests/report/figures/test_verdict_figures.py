@@ -24,7 +24,7 @@ from mpcompare.report.verdicts import judge_all
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.findings import HIGHEST, LOWEST
 from mpcompare.verdict.judge.drive import Step
-from mpcompare.verdict.judge.owner import Layer
+from mpcompare.verdict.judge.errors import Layer
 
 NAMES = ("gradient_error", "noise", "exponents", "update_ratio")
 

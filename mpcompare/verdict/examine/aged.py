@@ -24,10 +24,7 @@ def age_of(young: Driver) -> tuple[Callable[[State], State], Exact | None] | Non
     backend remembers ages.
 
     The moments are the present ones, and the optimizer counts ``UPDATES``. The loss scale is the first one whose
-    gradients were finite. It has had one good step less than it needs to grow.
-
-    Args:
-        young: the driver of the pass ``first``, after its steps.
+    gradients were finite. It has had one good step less than it needs to grow. ``young`` has driven the pass ``first``.
     """
     kept = young.backend.state_dict()["optimizer"]
     scaling = young.policy.scaling

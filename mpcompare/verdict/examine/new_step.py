@@ -66,11 +66,8 @@ def begun(
 
 def gradients_of(walk: Walk, kept: bool = False) -> tuple[float, Params]:
     """Returns loss and gradients of a step, which is taken as far as they can be seen. The step begins with the random
-    numbers of every examined step.
-
-    Args:
-        kept: whether the gradients are needed after they are clipped. Then they are copies in the same layout.
-    """
+    numbers of every examined step. If the gradients are ``kept`` after they are clipped, they are copies in the same
+    layout."""
     seed_step(EXAMINED)
     walk.through("unscale")
     grads = {name: g.detach() for name, g in walk.backend.grads().items()}
@@ -93,11 +90,8 @@ def compared(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradient
 
 def effective_precision(subject: Subject, grads: Mapping[str, Tensor], errors: Errors) -> str:
     """Returns the precision asked for, unless another precision's oracle is far closer, and every tensor is closer to
-    that oracle or within one rounding of it. A unit next to 0 that turns on or off may move any tensor below it.
-
-    Args:
-        errors: the errors of the gradients compared with the oracle of the precision asked for.
-    """
+    that oracle or within one rounding of it. A unit next to 0 that turns on or off may move any tensor below it. The
+    ``errors`` are of the gradients compared with the oracle of the precision asked for."""
     asked = subject.precision
     error = _largest(errors)
     if not asked.is_16_bit or error <= 2 * asked.unit_roundoff:

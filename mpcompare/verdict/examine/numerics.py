@@ -97,11 +97,8 @@ def contrasts(samples: Tensor) -> Tensor:
 
 
 def total_norm(grads: Mapping[str, Tensor], norm_type: float) -> float:
-    """Returns the norm of all gradients as one vector, in float64.
-
-    Args:
-        norm_type: 2 for the root of the sum of squares, inf for the largest element, any other p likewise.
-    """
+    """Returns the norm of all gradients as one vector, in float64: for a ``norm_type`` of 2 the root of the sum of
+    squares, for inf the largest element, for any other p likewise."""
     # torch.linalg.vector_norm(g, dtype=torch.float64) takes seven times as long on a CPU
     norms = [torch.linalg.vector_norm(part.double(), norm_type) for g in grads.values() for (part,) in chunks(g)]
     return torch.linalg.vector_norm(torch.stack(norms), norm_type).item() if norms else 0.0

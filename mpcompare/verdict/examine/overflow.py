@@ -41,11 +41,7 @@ def overflow(subject: Subject) -> Drive | None:
 def infinite_input(subject: Subject, driver: Driver) -> Drive | None:
     """Gives an infinite input to the backend of the pass ``first`` where its loss is not scaled: nothing searches the
     gradients for inf there, so the step is taken. None where the loss is scaled, no input can be infinite, or the
-    optimizer makes nothing of it.
-
-    Args:
-        driver: the driver of the pass ``first``, which is over: the weights become NaN.
-    """
+    optimizer makes nothing of it. The pass ``first`` is over: the weights become NaN."""
     infinite = _infinite(subject, subject.first_batch)
     if subject.scaling.scales or infinite is None or not _moves_by_nan(subject.task.optimizer):
         return None
@@ -78,11 +74,8 @@ def _infinite(subject: Subject, batch: Batches) -> Batches | None:
 
 def _too_large(scaling: LossScale, largest: float) -> LossScale:
     """Returns the policy from the smallest scale on at which the largest gradient overflows in fp16, so that other
-    gradients may not. A dynamic scale then backs off far enough at once, and grows again after two good steps.
-
-    Args:
-        largest: the largest element that a micro-batch adds to the gradients, in 16 bits; their sum has more bits.
-    """
+    gradients may not. A dynamic scale then backs off far enough at once, and grows again after two good steps. The
+    ``largest`` element is of what a micro-batch adds to the gradients, in 16 bits; their sum has more bits."""
     exponent = math.ceil(math.log2(1.05 * FORMATS["fp16"].maximum / largest)) if 0 < largest < math.inf else 16
     scaling = scaling.starting_at(2.0 ** min(exponent, 120))
     if isinstance(scaling, DynamicLossScale):
@@ -93,11 +86,7 @@ def _too_large(scaling: LossScale, largest: float) -> LossScale:
 def _far_too_large(network: nn.Module, scaling: LossScale, exact: Exact) -> LossScale:
     """Returns the policy of :func:`_too_large` from the scale on at which the gradient of the last product's output
     overflows in fp16: an element of this gradient belongs to one row, and is the same in a part of the batch. A dynamic
-    scale backs off to the same scale as the other policy's.
-
-    Args:
-        scaling: the other policy.
-    """
+    scale backs off to the same scale as ``scaling``, the other policy."""
     counts = exact.exponents.get("gradients of activations", {})
     layers = {name: network.get_submodule(name.partition("#")[0]) for name in counts}
     products = [name for name, each in layers.items() if any(p.dim() > 1 for p in each.parameters(recurse=False))]

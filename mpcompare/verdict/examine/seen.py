@@ -143,11 +143,8 @@ def by(
     grad_of: Callable[[Tensor, Tensor, Seen], Tensor] | None = None,
     weight_dtype: torch.dtype | None = None,
 ) -> Mistake:
-    """Returns the updates of a replay. It may see another rate, other gradients, or other weights than the step had.
-
-    Args:
-        grad_of: makes a gradient from the right gradient, the weight, and the update.
-    """
+    """Returns the updates of a replay. It may see another rate, other gradients, or other weights than the step had:
+    ``grad_of`` makes a gradient from the right gradient, the weight, and the update."""
 
     def mistake(name: str, update: Seen) -> tuple[Tensor, Tensor]:
         g, w = (update.grads if unclipped else update.clipped)[name].double(), update.before[name]

@@ -124,11 +124,7 @@ def replayed(
     rule: UpdateRule, step: KeptStep, seen: Seen, kinds: Mapping[str, Params]
 ) -> tuple[Drive, dict[str, dict[str, float]]]:
     """Returns the update compared with the replay's. And returns, by kind and tensor, the largest error over its bound
-    of what the optimizer remembers after it.
-
-    Args:
-        kinds: the optimizer's tensors after the step; empty where only the update is asked for.
-    """
+    of what the optimizer remembers after it: ``kinds``, empty where only the update is asked for."""
     updates: dict[str, UpdateError] = {}
     moments: dict[str, dict[str, float]] = {}
     for name, g in seen.clipped.items():

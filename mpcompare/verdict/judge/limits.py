@@ -24,9 +24,6 @@ def tensor_limit(run: Examined, reference: GradientError, rounding: RoundingErro
     that, as in a norm that torch sums in 16 bits on a CPU. Then the reference shows one draw, and a run another: their
     ratio is F distributed, too. The errors of fp32 sums in another order are added: they grow like the root of the
     sums' length (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019).
-
-    Args:
-        rounding: the rounding error of this tensor; None if it is not known.
     """
     u, once = run.unit_roundoff, rounding.error if rounding else 0.0
     # The error of sums is relative to the size of the terms, which may cancel.
@@ -50,9 +47,6 @@ def signed_limit(run: Examined, reference: GradientError, rounding: RoundingErro
     each of them. The limit is K times the larger of both, or K times the reference's part. Where the reference's error
     is larger than what roundings make, its part in one direction is larger, too, but may be small by luck. fp32 is not
     judged so: a GPU may cut its operands off to TF32.
-
-    Args:
-        rounding: the rounding error of this tensor; None if it is not known.
     """
     if rounding is None or not reference.norm or not PRECISIONS[run.precision].is_16_bit:
         return None
@@ -104,10 +98,8 @@ def largest_rounding(once: float, samples: RoundingError | PlaceError) -> float:
 
     The samples may have a mean of 0. Or they have a mean, as a kernel that sums in 16 bits gives them: one more error
     is then this mean, and a part around it whose size is known from one sample less. With the error of the mean itself
-    its variance is 1 + 1 / samples of the samples' variance. The smaller of both numbers counts.
-
-    Args:
-        once: the root mean square of the samples' norms.
+    its variance is 1 + 1 / samples of the samples' variance. The smaller of both numbers counts. ``once`` is the root
+    mean square of the samples' norms.
     """
     around_0 = _largest_around_0(once, samples)
     number, around = samples.samples, samples.around

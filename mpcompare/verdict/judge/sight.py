@@ -99,11 +99,8 @@ def _unseen_layers(case: Case, run: Layers, reference: Layers | None) -> list[st
 
 
 def not_flagged(case: Case, seen: Sequence[str]) -> list[str]:
-    """Returns in words what was planted and is not flagged; empty where all is, and where nothing is seen.
-
-    Args:
-        seen: names of gradients of the first step.
-    """
+    """Returns in words what was planted and is not flagged, of the gradients of the first step that are ``seen``; empty
+    where all is, and where nothing is seen."""
     if not seen:
         return []
     name = seen[zlib.crc32(" ".join(seen).encode()) % len(seen)]

@@ -50,10 +50,7 @@ def common_steps(reference: Examined, run: Examined | None = None) -> int:
     half of the digits: noise beyond the root of the unit roundoff, relative to the loss. A step that one run skips and
     another takes parts them too. Runs that resumed from different points have no step in common, nor have runs with
     other masks of dropout. If updates have no bound, any step may part two runs, and a sample of three may hold no such
-    step.
-
-    Args:
-        run: a run whose skipped steps count, too, as the skipped steps of the reference and its noise runs do.
+    step. The skipped steps of the reference, of its noise runs and of the ``run`` count.
     """
     if run is not None and (run.start != reference.start or not draws_alike(run, reference)):
         return 0

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from mpcompare.precision import FP32, PRECISIONS, Precision
 from mpcompare.report.comparison import Entry, Row
 from mpcompare.report.dtypes import layers_of
-from mpcompare.verdict.judge.replayed import Digits, beyond, percent
-from mpcompare.verdict.judge.replayed import WHERE
+from mpcompare.verdict.judge.replayed import WHERE, Digits, beyond, percent
 
 MOST = 0.5  # a larger share is most of the numbers of a tensor
 

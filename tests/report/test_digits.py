@@ -14,9 +14,8 @@ from mpcompare.report.figures.digits import MOST, worst_rows
 from mpcompare.report.figures.digits import digits as digits_figure
 from mpcompare.report.outputs import data
 from mpcompare.verdict.findings import Findings, Recipe
-from mpcompare.verdict.judge.replayed import Digits
 from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.verdict.judge.replayed import Layers
+from mpcompare.verdict.judge.replayed import Digits, Layers
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 

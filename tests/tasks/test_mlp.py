@@ -15,8 +15,8 @@ from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.mlp import Mlp, plain_mlp
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task, params_of, with_values
-from mpcompare.verdict.examine.oracle import exact_step
 from mpcompare.verdict.examine.layers import outputs_of
+from mpcompare.verdict.examine.oracle import exact_step
 
 CPU = torch.device("cpu")
 

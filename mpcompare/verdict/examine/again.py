@@ -21,9 +21,9 @@ from mpcompare.verdict.judge.again import Again
 
 
 def again(subject: Subject, driver: Driver) -> Again:
-    """Takes the first step again, and returns how far its gradients are apart where their bits differ. The driver of the
-    pass ``first`` has taken this step before. Only if the bits differ from then, the step is taken once more, and the
-    two are compared. Nobody else needs the driver's backend, which loads the initial weights."""
+    """Takes the first step again, and returns how far its gradients are apart where their bits differ. The driver, of
+    the pass ``first``, has taken this step before. Only if the bits differ from then, the step is taken once more, and
+    the two are compared. Nobody needs the driver's backend any more; it loads the initial weights."""
     backend, taken = driver.backend, driver.first_step
     state = starts_anew(backend, subject.examined, driver.finite.scale if driver.finite else 1.0)
     known = numerics.spreads({"loss": torch.tensor(taken.loss), **taken.grads}) if taken else {}

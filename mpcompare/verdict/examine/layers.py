@@ -30,8 +30,8 @@ def layers(model: nn.Module, order: Sequence[str], x: Tensor, rows: int) -> tupl
 
 
 def owners(model: nn.Module, order: Sequence[str], inputs: Mapping[str, str]) -> dict[str, Layer]:
-    """Returns the owning layer of each parameter and buffer. ``inputs`` has, by layer, the other layer whose output it is
-    given as it is."""
+    """Returns the owning layer of each parameter and buffer. ``inputs`` has, by layer, the other layer whose output it
+    is given as it is."""
     places = {name: place for place, name in enumerate(order)}
     modules = dict(model.named_modules(remove_duplicate=False))  # a script of torch.jit has no get_submodule
     calls = Counter(name.partition("#")[0] for name in order)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpcompare.contract import Stepper, Walk
 from mpcompare.instruments import heap
-from mpcompare.loss_scale import DynamicLossScale, LossScale
+from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params

@@ -1,5 +1,7 @@
-"""A step as it was seen, whoever made it: a backend that is driven, or hooks on somebody's own loop. And the updates that
-an optimizer makes of its gradients: the right one, or another one."""
+"""A step as it was seen, whoever made it: a backend that is driven, or hooks on somebody's own loop.
+
+An optimizer makes updates of its gradients: the right one, or another one.
+"""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,8 +1,7 @@
-"""A step compared with its forced replay, as numbers: the errors at its places and of its gradients, and the digits that
-16 bits lose at each layer.
+"""A step compared with its forced replay, as numbers: the errors at its places and of its gradients.
 
-The digits are a map of the network. It tells what stands behind a doubt in a reference, and which layers should stay in
-fp32 (``report/digits_row.py``).
+The digits that 16 bits lose at each layer are a map of the network. It tells what stands behind a doubt in a reference,
+and which layers should stay in fp32 (``report/digits_row.py``).
 """
 
 from dataclasses import dataclass, field

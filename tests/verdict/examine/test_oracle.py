@@ -18,8 +18,8 @@ from mpcompare.tasks.losses import cross_entropy
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.errors import gradient_errors, micro_batches
-from mpcompare.verdict.examine.oracle import exact_step, oracle
 from mpcompare.verdict.examine.layers import outputs_of
+from mpcompare.verdict.examine.oracle import exact_step, oracle
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.errors import relative_error

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 from mpcompare.verdict.judge.causes import Pass, Symptoms, TensorError, explain
 from mpcompare.verdict.judge.drive import Gradients
-from mpcompare.verdict.judge.errors import GradientError
-from mpcompare.verdict.judge.errors import Layer
+from mpcompare.verdict.judge.errors import GradientError, Layer
 
 PLACES = {"embedding.weight": 0, "attention.weight": 1, "down.weight": 2, "output.weight": 3, "output.bias": 3}
 BF16, FP16 = 2.0**-8, 2.0**-11

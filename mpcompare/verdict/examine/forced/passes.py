@@ -1,8 +1,7 @@
 """The forced replay of steps that show what other steps do not: the first step, and a step at sharp weights.
 
 At the initial weights attention is nearly uniform and units stay near 0, so a soft cap, a saturation or positions that
-are rounded change hardly anything. At sharp weights they do (:func:`mpcompare.verdict.examine.sharp.sharp_weights`). All
-entrants of a race share these weights.
+are rounded change hardly anything. At sharp weights (``sharp.py``) they do. All entrants of a race share these weights.
 """
 
 from collections.abc import Iterator

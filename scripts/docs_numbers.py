@@ -24,7 +24,7 @@ from watched_bug_tables import twinned_draw, watched_bugs
 
 from mpcompare.command.listing import lines_of
 from mpcompare.verdict.judge.check import listed
-from mpcompare.verdict.judge.kinds import KINDS
+from mpcompare.verdict.judge.kinds import KINDS, file_of
 
 ROOT = Path(__file__).parents[1]  # the tree of this file, whichever mpcompare is installed
 PLACE = re.compile(r"(<!-- numbers: (\w+)(?: ([\w./-]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -295,7 +295,7 @@ def checks(_: Path) -> str:
 
 def _of_check(kind: str) -> tuple[str, str, str]:
     """Returns a link to the section of a check, its question, and its text, from the docstring of its file."""
-    question, _, text = (KINDS[kind].__doc__ or "").strip().partition("\n\n")
+    question, _, text = (file_of(KINDS[kind]).__doc__ or "").strip().partition("\n\n")
     return f"[{kind}](checks.md#{kind.replace(' ', '-')})", question, text
 
 

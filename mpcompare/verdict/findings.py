@@ -7,22 +7,21 @@ Every number is of a tensor, and tensors are named as ``model.named_parameters()
 is missing says nothing of it; None in its place says that the backend showed none.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cattrs
 
 from mpcompare.promises import Promises
-from mpcompare.verdict.judge.again import Again
 from mpcompare.verdict.judge.aged import Aged
 from mpcompare.verdict.judge.buffers import Buffers
 from mpcompare.verdict.judge.drive import Drive, Gradients
 from mpcompare.verdict.judge.errors import Errors, Layer, RoundingErrors
 from mpcompare.verdict.judge.held_out import HeldOut
+from mpcompare.verdict.judge.kinds import ORDER, file_of
 from mpcompare.verdict.judge.loss_scale import WrongScale
 from mpcompare.verdict.judge.masks import Masks
 from mpcompare.verdict.judge.moves import Moves
-from mpcompare.verdict.judge.padding import Padding
 from mpcompare.verdict.judge.replayed import Layers
 from mpcompare.verdict.judge.resume import Reload
 from mpcompare.verdict.judge.run import NoiseRun
@@ -73,8 +72,6 @@ class Findings:
     # steps compared with their forced replays, by name: ``first``, ``sharp`` (at weights at which nothing is nearly
     # linear), ``last`` (the step after training); empty where the backend does not show its layers
     replays: dict[str, Layers] = field(default_factory=dict)
-    padding: Padding | None = None
-    again: Again | None = None
     resume: Reload | None = None
     masks: Masks | None = None
     loss_scale: WrongScale | None = None
@@ -92,6 +89,8 @@ class Findings:
     # ``network``, ``batch`` and ``torch``, as far as the backend changed them; None where nobody looked
     lent: list[str] | None = None
     promises: Promises = field(default_factory=Promises)  # the differences from ``amp`` that the backend declares
+    # by check, what the pass of its own found, an instance of the class of the check's name
+    of_checks: dict[str, Any] = field(default_factory=dict)
     # by name of a pass, the error that stopped it, in a line; the findings of such a pass are empty
     stopped: dict[str, str] = field(default_factory=dict)
     # by name of a pass, why its step cannot be replayed layer by layer, though the backend shows its layers
@@ -109,9 +108,15 @@ _converter = cattrs.Converter(omit_if_default=True, detailed_validation=False)
 
 def to_document(findings: Findings) -> dict[str, Any]:
     """Returns the findings as plain values, which JSON can hold, except for inf and NaN."""
-    return _converter.unstructure(findings)
+    document = _converter.unstructure(findings)
+    of_checks = document.pop("of_checks", {})
+    return document | of_checks
 
 
 def from_document(document: dict[str, Any]) -> Findings:
     """The inverse of :func:`to_document`. Raises ValueError, TypeError or KeyError for any other document."""
-    return _converter.structure(document, Findings)
+    findings = _converter.structure(document, Findings)
+    others = [name for name in ORDER if name in document and not hasattr(findings, name)]
+    classes = {name: getattr(file_of(name), name.title().replace("_", ""), None) for name in others}
+    found = {name: _converter.structure(document[name], kind) for name, kind in classes.items() if kind}
+    return replace(findings, of_checks=found)

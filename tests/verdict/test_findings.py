@@ -23,6 +23,8 @@ def test_findings_are_read_back_as_they_were_written(name, precision):
     findings = examined(name, BACKENDS[name], task, dataset_of(task), precision, steps=2, noise=1).findings
     document = json.loads(json.dumps(finite(to_document(findings))))
     assert from_document(numbers(document)) == findings
+    assert document["again"]["seen"][0] == "loss"  # what a check's own pass found stands among all else
+    assert from_document(numbers({**document, "dtypes": {}})) == findings  # this check has no pass
     assert findings.precision == precision
     assert (findings.recipe.accumulate, findings.recipe.clip_norm, findings.recipe.linear) == (2, 0.1, False)
     assert [run.change for run in findings.noise] != []

@@ -20,7 +20,7 @@ from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.again import Again
 
 
-def again(subject: Subject, driver: Driver) -> Again:
+def after_first(subject: Subject, driver: Driver) -> Again:
     """Takes the first step again, and returns how far its gradients are apart where their bits differ. The driver, of
     the pass ``first``, has taken this step before. Only if the bits differ from then, the step is taken once more, and
     the two are compared. Nobody needs the driver's backend any more; it loads the initial weights."""

@@ -13,13 +13,14 @@ attempts    takes the passes, each of which may stop with an error; has what the
 
 import math
 from collections.abc import Generator
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
 from mpcompare.contract import Stepper
 from mpcompare.precision import Precision
 from mpcompare.race.orders import Progress
-from mpcompare.verdict.examine.again import again
 from mpcompare.verdict.examine.aged import age_of, aged
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import buffers_of_backend
@@ -35,13 +36,13 @@ from mpcompare.verdict.examine.masks import masks_of
 from mpcompare.verdict.examine.midway import midway
 from mpcompare.verdict.examine.noise import noise_runs
 from mpcompare.verdict.examine.overflow import infinite_input, overflow
-from mpcompare.verdict.examine.padding import padding
 from mpcompare.verdict.examine.resume import resume
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge.drive import Gradients
 from mpcompare.verdict.judge.errors import RoundingError, RoundingErrors
+from mpcompare.verdict.judge.kinds import ORDER
 from mpcompare.verdict.judge.masks import Masks
 from mpcompare.verdict.judge.moves import Moves
 
@@ -109,8 +110,7 @@ def _at_the_start(subject: Subject, attempts: Attempts) -> None:
     age = attempts.take("aged", age_of, driver)
     attempts.found["first"] = driver.result()
     attempts.found["infinite"] = attempts.take("infinite input", infinite_input, subject, driver)
-    attempts.find("again", again, subject, driver)
-    attempts.find("padding", padding, subject, driver.backend)
+    attempts.found["of_checks"] = _of_checks(subject, driver, attempts)
     del driver  # frees its backend before the next backend is made
     if age:
         attempts.find("aged", aged, subject, *age)
@@ -128,6 +128,15 @@ def _first(subject: Subject) -> Driver:
     if not uses_all(subject.examined, subject.exact.grads):
         follow = batches[1:4]
     return Driver(subject, subject.scaling, with_oracle=True).through(follow)
+
+
+def _of_checks(subject: Subject, driver: Driver, attempts: Attempts) -> dict[str, Any]:
+    """Takes the passes of checks whose file here has one for the driver of the pass ``first``, and returns by check
+    what they find."""
+    files = {name: f"{__package__}.{name}" for name in ORDER if find_spec(f"{__package__}.{name}")}
+    passes = {name: getattr(import_module(file), "after_first", None) for name, file in files.items()}
+    found = {name: attempts.take(name, own, subject, driver) for name, own in passes.items() if own}
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def _at_the_end(subject: Subject, stepper: Stepper, rows: StepRows, attempts: Attempts, counts: bool) -> None:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mpcompare.tasks.batch import each
 from mpcompare.tasks.draws import as_examined
 from mpcompare.tasks.task import with_values
+from mpcompare.verdict.examine.drive import Driver
 from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.new_step import begun, starts_anew
 from mpcompare.verdict.examine.subject import Subject
@@ -24,13 +25,10 @@ ROWS = 8  # of the first batch: they tell what is finite in fp32
 DIVIDES = ("norm", "sqrt", "var", "std", "div", "reciprocal")  # parts of the names of operators that may divide by 0
 
 
-def padding(subject: Subject, backend: Any) -> Padding | None:
+def after_first(subject: Subject, driver: Driver) -> Padding | None:
     """Takes such a step with the first batch up to its gradients; None if the network divides by nothing, or if its
-    loss at zeros is not finite in fp32.
-
-    Args:
-        backend: a backend that nobody needs any more; it loads the weights of 0.
-    """
+    loss at zeros is not finite in fp32. The driver's backend, which nobody needs any more, loads the weights of 0."""
+    backend = driver.backend
     exact = subject.exact_values.once("padding", _exact_values)
     if not exact:
         return None

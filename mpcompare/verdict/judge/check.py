@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpcompare.fields import ComparedRecord
 from mpcompare.precision import PRECISIONS
@@ -98,3 +98,7 @@ class Case:
     def is_reference(self) -> bool:
         """Whether the run is the reference itself, so that checks that compare two runs do not apply."""
         return self.run is self.reference
+
+    def found(self, check: str) -> Iterator[Any]:
+        """Yields what the pass of a check found of the run and of its reference; None where it found nothing."""
+        return (each.findings.of_checks.get(check) for each in (self.run, self.reference))

@@ -23,7 +23,7 @@ class Padding:
 
 def checks(case: Case) -> Checks:
     """Yields a check of the loss, and of each gradient."""
-    run, reference = case.run.findings.padding, case.reference.findings.padding
+    run, reference = case.found("padding")
     if case.is_reference or run is None or reference is None:
         return
     if math.isfinite(reference.loss):

@@ -65,7 +65,8 @@ def test_who_says_so_differs_as_declared():
 
 def test_a_distance_that_is_no_number_fails_wherever_it_stands():
     def apart(distances):
-        findings = SimpleNamespace(again=Again([], distances), promises=Promises(), masks=None, longest_sum=100)
+        found = {"again": Again([], distances)}
+        findings = SimpleNamespace(of_checks=found, promises=Promises(), masks=None, longest_sum=100)
         return SimpleNamespace(name="amp", findings=findings)
 
     for distances in ({"loss": 1e-9, "w": math.nan}, {"w": math.nan, "loss": 1e-9}):
@@ -74,7 +75,8 @@ def test_a_distance_that_is_no_number_fails_wherever_it_stands():
 
 
 def test_amp_gives_the_same_bits_twice_also_with_masks_that_are_drawn():
-    run = examined("amp", Amp, TASK, DATA, "fp16", steps=3)
-    assert run.findings.again.seen[0] == "loss"
-    assert set(run.findings.again.seen[1:]) == set(run.findings.first.finite.gradients)
-    assert run.findings.again.apart == {}
+    findings = examined("amp", Amp, TASK, DATA, "fp16", steps=3).findings
+    again = findings.of_checks["again"]
+    assert again.seen[0] == "loss"
+    assert set(again.seen[1:]) == set(findings.first.finite.gradients)
+    assert again.apart == {}

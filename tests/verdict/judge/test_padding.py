@@ -11,8 +11,7 @@ RIGHT = Padding(2.3, 2.3, {"a": True, "b": True})
 
 
 def failed(run, reference, is_reference=False):
-    run, reference = (SimpleNamespace(findings=SimpleNamespace(padding=found)) for found in (run, reference))
-    case = SimpleNamespace(run=run, reference=reference, is_reference=is_reference)
+    case = SimpleNamespace(found=lambda check: {"padding": (run, reference)}[check], is_reference=is_reference)
     found = list(checks(case))
     assert {check.cause for check in found} <= {"normalization"}
     return {check.name: check.because for check in found if not check.passed}

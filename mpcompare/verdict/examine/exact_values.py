@@ -1,6 +1,7 @@
 """The exact values of a problem, which is a network, a loss and a batch. No backend takes part in them."""
 
 import logging
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,24 +82,19 @@ def of_batch(batch: Batches) -> Lent:
     return {"batch": fingerprint(named)}
 
 
-class Mapped(Mapping[str, Tensor]):
+class Mapped(UserDict[str, Tensor]):
     """Large tensors that are mapped from a file. Only the tensor that was asked for last is in memory."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-        self._last: Tensor | None = None
+    _last: Tensor | None = None
 
     def __getitem__(self, name: str) -> Tensor:
         self._forget()
-        self._last = self._tensors[name]
+        self._last = self.data[name]
         return self._last
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._tensors
+        yield from self.data
         self._forget()
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
     def _forget(self) -> None:
         if self._last is not None:

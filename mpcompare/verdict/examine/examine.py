@@ -27,7 +27,6 @@ from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.drive import Driver
 from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.forced.passes import layers_of_first_step
-from mpcompare.verdict.examine.idle import uses_all
 from mpcompare.verdict.examine.last import exponents_of, last
 from mpcompare.verdict.examine.layers import layers
 from mpcompare.verdict.examine.lent import written
@@ -125,7 +124,7 @@ def _first(subject: Subject) -> Driver:
     """
     task, batches = subject.task, subject.first_batches
     follow = batches[1:3] if task.optimizer.remembers else batches[1 : 1 + bool(task.schedule.length)]
-    if not uses_all(subject.examined, subject.exact.grads):
+    if any(p.requires_grad and name not in subject.exact.grads for name, p in subject.examined.named_parameters()):
         follow = batches[1:4]
     return Driver(subject, subject.scaling, with_oracle=True).through(follow)
 

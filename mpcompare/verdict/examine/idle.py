@@ -51,8 +51,3 @@ def reached(network: nn.Module, loss_fn: Loss, batches: Batches) -> set[str]:
 def moved(names: frozenset[str], before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, bool]:
     """Returns for each of these weights whether any bit changed."""
     return {name: not numerics.same_bits(before[name], after[name]) for name in sorted(names)}
-
-
-def uses_all(network: nn.Module, grads: Mapping[str, Tensor]) -> bool:
-    """Returns whether the loss of a step with these gradients depends on every parameter that is trained."""
-    return all(name in grads for name, p in network.named_parameters() if p.requires_grad)

@@ -45,12 +45,8 @@ class Driver:
     def __init__(
         self, subject: Subject, scaling: LossScale, with_oracle: bool = False, new: Exact | None = None
     ) -> None:
-        """
-        Args:
-            scaling: the loss scale of the backend.
-            with_oracle: whether gradients and buffers are compared with the oracle's, and not with a new backend's.
-            new: the first step of a new backend, where somebody has taken it.
-        """
+        """Gradients and buffers are compared with the oracle's (``with_oracle``), or with a new backend's. The first
+        step of the latter is ``new``, where somebody has taken it."""
         self.subject, self.with_oracle, self.new = subject, with_oracle, new
         self.backend = subject.make_backend(subject.examined, scaling)
         self.rule, self.rates = subject.rule_of(self.backend), subject.task.new_rates()

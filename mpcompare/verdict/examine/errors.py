@@ -92,13 +92,9 @@ def _update_error(replay: UpdateReplay, name: str, seen: Seen, short_dtype: torc
 
 
 def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor, *, coarse: float = 1.0) -> float:
-    """Returns the largest error of a change over its bound: one rounding of the new weight, and the
-    roundings of its change.
-
-    Args:
-        step, magnitude: as ``Replay.step`` returns them.
-        coarse: the largest rounding of the new weight, in units of its largest rounding in fp32.
-    """
+    """Returns the largest error of a change over its bound: one rounding of the new weight, and the roundings of its
+    change, a ``step`` and its ``magnitude`` as ``Replay.step`` returns them. The largest rounding of the new weight is
+    ``coarse``, in units of its largest rounding in fp32."""
     before, after = before.double(), after.double()
     bound = (before + step).abs_()
     bound = (bound if coarse == 1 else bound.mul_(coarse)).add_(magnitude).mul_(UNIT_ROUNDOFF).add_(2.0**-149)

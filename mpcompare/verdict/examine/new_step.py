@@ -28,12 +28,8 @@ TRIED = ("fp32", "fp16", "bf16")  # the precisions that gradients may show, what
 
 
 def new_step(subject: Subject, network: nn.Module, scale: float, batch: Batches, lr: float) -> Exact:
-    """Returns loss, gradients, and buffers after the step of a new backend. The backend is freed.
-
-    Args:
-        network: has the weights and buffers with which the step begins.
-        scale: the loss scale.
-    """
+    """Returns loss, gradients, and buffers after the step of a new backend, from the weights and buffers of the network
+    and a loss ``scale``. The backend is freed."""
     new = subject.make_backend(network, subject.scaling.starting_at(scale))
     walk = Walk(new, batch, lr)
     loss, grads = gradients_of(walk)

@@ -39,11 +39,7 @@ def train_again(subject: Subject, rows: StepRows, number: int, of: int) -> Gener
 
     Weights are moved by less than the precision resolves, up to u |w|. The rows of each batch stand in another order if
     the loss does not depend on the order, so sums are taken in another order. The loss scale is another power of two,
-    unless a step overflowed: then other steps would be skipped.
-
-    Args:
-        number: the number of the run, from 0; another run draws other changes.
-        of: the number of runs.
+    unless a step overflowed: then other steps would be skipped. Run ``number``, from 0, draws changes of its own.
     """
     task, begin = subject.task, subject.start
     generator = torch.Generator().manual_seed(number)

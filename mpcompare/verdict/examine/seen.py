@@ -72,13 +72,8 @@ class Seen:
         return moved(self.before, self.after)
 
     def step(self, finite: bool, skips: bool, should_scale: float, asked_scale: float | None = None) -> Step:
-        """Returns the loss scale and the weights in the step.
-
-        Args:
-            finite: whether its gradients were finite.
-            skips: whether the policy of the loss scale skips a step whose gradients are not finite.
-            should_scale, asked_scale: as in :class:`Step`.
-        """
+        """Returns the loss scale and the weights in the step. Its gradients were ``finite``, or the policy of the loss
+        scale ``skips`` such a step. The scales are as in :class:`Step`."""
         return Step(
             finite=finite,
             skipped=self.skipped,

@@ -13,20 +13,38 @@ from torch import Tensor, nn
 
 from mpcompare.verdict.judge.errors import Layer
 
-Called = tuple[str, nn.Module, Any, Any]  # the name, the module, the arguments and the output of a call
-
 
 def layers(model: nn.Module, order: Sequence[str], x: Tensor, rows: int) -> tuple[dict[str, Layer], int]:
-    """Returns the owning layer of each parameter and buffer, and about how many numbers are summed at most in a step.
+    """Returns the owning layer of each parameter and buffer, and about how many numbers are summed at most in a step:
+    in the longest sum with a weight, or over one channel in a batch, at all places (pixels, tokens) of all rows.
 
     Args:
         model: a copy, which is called.
         order: the layers in the order of their calls.
-        x: a few samples.
+        x: a few samples, which tell the number of places.
         rows: the number of samples of a step.
     """
-    calls = _called(model, x)
-    return owners(model, order, _inputs(calls)), _longest_sum(model, calls, len(x), rows)
+    lengths = [rows, *sums_with_weights(model)]
+    made: dict[int, str] = {}  # by the id of an output, the layer that made it
+    inputs: dict[str, str] = {}
+    kept: list[Any] = []  # an output that is gone could lend its id to another
+
+    def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        kept.append(output)
+        values = output[0] if isinstance(output, tuple) else output
+        if isinstance(values, Tensor) and values.dim() > 1:
+            lengths.append(of_a_channel(module, values) // len(x) * rows)
+        if any(True for _ in module.children()):
+            return
+        if args and id(args[0]) in made:
+            inputs[name] = made[id(args[0])]
+        made[id(output)] = name
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(partial(watch, name))
+    with torch.no_grad():
+        model(x)
+    return owners(model, order, inputs), max(lengths)
 
 
 def owners(model: nn.Module, order: Sequence[str], inputs: Mapping[str, str]) -> dict[str, Layer]:
@@ -55,30 +73,6 @@ def owners(model: nn.Module, order: Sequence[str], inputs: Mapping[str, str]) ->
     return found
 
 
-def _inputs(calls: Sequence[Called]) -> dict[str, str]:
-    """Returns, for each layer that is given the output of another layer as it is, the name of the other layer."""
-    made: dict[int, str] = {}
-    inputs: dict[str, str] = {}
-    for name, module, args, output in calls:
-        if any(True for _ in module.children()):
-            continue
-        if args and id(args[0]) in made:
-            inputs[name] = made[id(args[0])]
-        made[id(output)] = name
-    return inputs
-
-
-def _longest_sum(model: nn.Module, calls: Sequence[Called], few: int, rows: int) -> int:
-    """Returns how many numbers are summed at most: the longest sum with a weight, or the numbers of one channel in a
-    batch, at all places (pixels, tokens) of all ``rows``. A ``few`` rows tell the number of places."""
-    lengths = [rows, *sums_with_weights(model)]
-    for _, module, _, output in calls:
-        values = output[0] if isinstance(output, tuple) else output
-        if isinstance(values, Tensor) and values.dim() > 1:
-            lengths.append(of_a_channel(module, values) // few * rows)
-    return max(lengths)
-
-
 def sums_with_weights(model: nn.Module) -> list[int]:
     """Returns for each weight the length of the longest sum with it. Forward sums over the inputs of a layer, and
     backward over its outputs. A weight may have its inputs first, as in x @ w."""
@@ -90,21 +84,6 @@ def of_a_channel(module: nn.Module, output: Tensor) -> int:
     """Returns how many numbers of an output belong to one channel. The output has two dimensions or more."""
     channels_first = isinstance(module, (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase))
     return output.numel() // max(output.shape[1 if channels_first else -1], 1)
-
-
-def _called(model: nn.Module, x: Tensor) -> list[Called]:
-    """Calls a network, and returns all calls of its modules. Each output is kept: an output that is gone could lend its
-    id to another."""
-    calls: list[Called] = []
-
-    def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        calls.append((name, module, args, output))
-
-    for name, module in model.named_modules():
-        module.register_forward_hook(partial(watch, name))
-    with torch.no_grad():
-        model(x)
-    return calls
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from mpcompare.clipping import USUAL_NORMS, factor_of_norm
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
@@ -72,23 +72,18 @@ def norm_error(clip: Clip, u: float = FP32) -> tuple[float, float]:
 
 
 def _factors(clip: Clip, scales: Sequence[float]) -> str:
-    """Returns a clause that names the mistake behind the factors, if it is known."""
-    for mistake, norms in _known_norms(clip.should_norm or 0.0, [e.norm for e in clip.factors.values()], scales):
-        expected = [factor_of_norm(n, clip.clip_norm) for n in norms]
-        pairs = zip(clip.factors.values(), expected, strict=True)
-        if all(math.isclose(e.factor, factor, rel_tol=1e-3) for e, factor in pairs):
+    """Returns a clause that names the mistake behind the factors, if it is known: by the norm of each tensor's clip."""
+    norm, own = clip.should_norm or 0.0, [e.norm for e in clip.factors.values()]
+    known = {"they are not clipped": [0.0] * len(own), "each tensor by its own norm": own}
+    for scale in scales:
+        known[f"the norm is taken of gradients times the loss scale {scale:g}"] = [norm * scale] * len(own)
+        known[f"the norm is taken of gradients over the loss scale {scale:g}"] = [norm / scale] * len(own)
+    known["the tensors' norms are added"] = [sum(own)] * len(own)
+    for mistake, norms in known.items():
+        pairs = zip(clip.factors.values(), norms, strict=True)
+        if all(math.isclose(e.factor, factor_of_norm(n, clip.clip_norm), rel_tol=1e-3) for e, n in pairs):
             return f": {mistake}"
     return ""
-
-
-def _known_norms(norm: float, own: list[float], scales: Sequence[float]) -> Iterator[tuple[str, list[float]]]:
-    """Yields the known mistakes, each with the norms by which it clips tensors whose norms are ``own``."""
-    yield "they are not clipped", [0.0] * len(own)
-    yield "each tensor by its own norm", own
-    for scale in scales:
-        yield f"the norm is taken of gradients times the loss scale {scale:g}", [norm * scale] * len(own)
-        yield f"the norm is taken of gradients over the loss scale {scale:g}", [norm / scale] * len(own)
-    yield "the tensors' norms are added", [sum(own)] * len(own)
 
 
 def clip_mistake(factor: float, run: Examined, drive: Drive, step: Gradients) -> str:

@@ -7,11 +7,10 @@ of what its update is made of are kept.
 
 from mpcompare.contract import Batches, Stepper, Walk
 from mpcompare.tasks.schedules import Schedule
+from mpcompare.verdict.examine.seen import ELEMENTS
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import KeptStep, can_be_followed, replayed
 from mpcompare.verdict.judge.drive import Drive
-
-ELEMENTS = 1 << 12  # the number of elements of each tensor that are kept
 
 
 class Midway(Stepper):

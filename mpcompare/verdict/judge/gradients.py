@@ -109,12 +109,10 @@ def vanishes(name: str, reference: Gradients, roundings: RoundingErrors) -> bool
 
 
 def _zeros(run: Examined, where: str, step: Pass, names: list[str]) -> Checks:
-    """Yields checks of the elements that are 0 where the oracle's are not. Their limit is K times the reference's
-    number, and as many as two 16-bit numbers cancel where a tensor has two gradients.
-
-    Between two powers of two there are 1 / (2 u) numbers, so two numbers of one size and of opposite signs cancel in a
-    share 2 u of all cases; sums in fp32 do not cancel so. The number of zeros varies as Poisson's distribution does: 4
-    standard deviations, and 9 where they are few (1e-6)."""
+    """Yields checks of the elements that are 0 where the oracle's are not. Between two powers of two 16 bits hold
+    1 / (2 u) numbers, so two of one size and of opposite signs cancel in a share 2 u of all cases; sums in fp32 do not.
+    The number of zeros varies as Poisson's distribution does: 4 standard deviations, and 9 where they are few (1e-6).
+    """
     replay = run.findings.replays.get("first")
     in_parts = replay is not None and not replay.as_given
     for name in names:

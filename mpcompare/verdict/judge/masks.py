@@ -41,11 +41,7 @@ class MaskSamples:
 
 
 def checks(case: Case) -> Checks:
-    """Yields checks of a backend that draws other random numbers in training than the network does.
-
-    Its losses and slopes are a small sample, and the network's are another. If both are of one distribution, the
-    difference of their means exceeds this limit without K in a share RARE of all cases.
-    """
+    """Yields checks of a backend that draws other random numbers in training than the network does."""
     masks = case.run.findings.masks
     samples = masks.samples if masks else None
     if samples is None:
@@ -61,6 +57,7 @@ def checks(case: Case) -> Checks:
 
 
 def _means(what: str, own: Sequence[float], exact: Sequence[float]) -> Checks:
+    """Two samples of one distribution exceed this limit, without K, in a share RARE of all cases."""
     if not own or not np.isfinite([*own, *exact]).all():
         return
     mean, expected = float(np.mean(own)), float(np.mean(exact))

@@ -83,11 +83,8 @@ def _every_tensor(case: Case, run: Moves, correct: Sequence[Moves], taken: np.nd
 
 
 def _digits(case: Case, run: Moves, reference: Moves, taken: np.ndarray) -> Check:
-    """Looks for steps that leave weights with the digits of 16-bit numbers, more than twice as often as the reference.
-
-    Two counts vary as Poisson's distributions do. If their rates are K to 1, the number of events of the one before so
-    many events of the other has a negative binomial distribution (Przyborowski and Wilenski, Biometrika 31, 1940).
-    """
+    """If the rates of two Poisson counts are K to 1, the number of events of the one before so many events of the other
+    has a negative binomial distribution (Przyborowski and Wilenski, Biometrika 31, 1940)."""
     from scipy import special
 
     own, beside = (np.array(each.short[: len(taken)], dtype=float)[taken] for each in (run, reference))

@@ -78,7 +78,7 @@ def examine(
     replays = {"first": start, "sharp": sharp, "last": attempts.found.pop("replay", None)}
     if subject.scaling.scales:
         yield Progress(0, 1, "overflow")
-    attempts.find("overflow", overflow, subject)
+        attempts.find("overflow", overflow, subject)
     yield Progress(0, 1, "a backend that is loaded")
     attempts.find("resume", resume, subject)
     with attempts.at("noise"):

@@ -19,14 +19,12 @@ from mpcompare.verdict.findings import LOWEST
 from mpcompare.verdict.judge.drive import Drive
 
 
-def overflow(subject: Subject) -> Drive | None:
-    """Lets steps overflow, and takes some after them; None where the loss is not scaled.
+def overflow(subject: Subject) -> Drive:
+    """Lets steps overflow, and takes some after them. The loss is scaled.
 
     A backend that computes a batch in parts has smaller sums, which overflow at a larger scale. So a backend that does
     not overflow at the first scale is driven again, at a scale at which the output's gradient overflows, row by row.
     """
-    if not subject.scaling.scales:
-        return None
     _, *follow = subject.first_batches
     if infinite := _infinite(subject, follow[2]):
         follow.insert(2, infinite)

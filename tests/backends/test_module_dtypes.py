@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import torch
@@ -164,6 +166,16 @@ def test_layers_that_are_shared_in_place_or_unused():
     assert row(found, "layer") == "fp32 fp32+bf16 bf16 bf16 bf16 bf16"  # fp32 in the first call, bf16 in the second
     assert row(found, "relu") == "- bf16 bf16 bf16 bf16 bf16"
     assert row(found, "unused") == "fp32 bf16 bf16 bf16 - -"
+
+
+def in_parts(output, y):
+    """The loss of two parts of the tokens. Backward puts zeros around the gradient of each, and adds them up."""
+    parts = ((output[:, each], y[:, each]) for each in (slice(0, 2), slice(2, None)))
+    return sum(nn.functional.cross_entropy(o.flatten(0, 1), each.flatten()) for o, each in parts) / 2
+
+
+def test_a_loss_in_parts_computes_in_the_dtype_of_each_part():
+    assert row(seen(Amp, replace(GPT, loss=in_parts)), "(loss)") == "- bf16 fp32 fp32 - fp32"
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

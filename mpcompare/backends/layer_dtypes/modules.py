@@ -52,8 +52,10 @@ class LayerDtypesMode(TorchDispatchMode):
             self.dtypes.add(self.inside[-1][0], "computes", computed_in)
         elif self.node_of is not None:
             self.dtypes.add(self.node_of, "backward", computed_in)
-        elif self.in_loss:
-            self.dtypes.add(LOSS, "computes" if torch.is_grad_enabled() else "backward", computed_in)
+        elif self.in_loss and torch.is_grad_enabled():
+            self.dtypes.add(LOSS, "computes", computed_in)
+        elif self.in_loss and func is not torch.ops.aten.add.Tensor:  # autograd adds the gradients of several uses
+            self.dtypes.add(LOSS, "backward", computed_in)
         return func(*args, **(kwargs or {}))
 
     def _called(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> None:

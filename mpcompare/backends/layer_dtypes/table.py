@@ -18,11 +18,13 @@ from mpcompare.tasks.task import Params
 
 COLUMNS = ("master", "weight", "input", "computes", "output", "gradient", "backward")
 aten = torch.ops.aten
-# Operators that fill, copy and cast, and so compute nothing; views are left out as well.
+# Operators that fill, copy, choose and cast, and so compute nothing; views are left out as well.
 MOVES = {
     *(aten._to_copy, aten.copy_, aten.copy, aten.clone, aten.lift_fresh, aten._unsafe_view, aten.cat, aten.stack),
     *(aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.full, aten.fill_),
     *(aten.zeros, aten.zeros_like, aten.new_zeros, aten.zero_, aten.ones, aten.ones_like, aten.full_like),
+    *(aten.slice_backward, aten.select_backward, aten.slice_scatter, aten.select_scatter, aten.constant_pad_nd),
+    *(aten.index, aten.index_select, aten.gather),
     torch.ops.prims.convert_element_type,
 }
 

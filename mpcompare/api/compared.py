@@ -10,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from mpcompare.errors import InputError
-from mpcompare.report import brief
+from mpcompare.report import summary
 from mpcompare.report.comparison import Entry, Row
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.registry import FIGURES
@@ -65,12 +65,12 @@ class Compared:
 
     def _html(self) -> Iterator[Markup]:
         for comparison in self.report.comparisons:
-            columns = brief.columns_of(comparison.rows)
+            columns = summary.brief(comparison.rows)
             yield Markup("<p><b>{}</b></p><table><tr>").format(comparison.title)
             yield from (Markup("<th>{}</th>").format(column.heading) for column in columns)
             for row in comparison.rows:
                 yield Markup("</tr><tr>")
-                yield from (Markup("<td>{}</td>").format(cell) for cell in brief.cells(columns, row))
+                yield from (Markup("<td>{}</td>").format(cell) for cell in summary.brief_cells(columns, row))
             yield Markup("</tr></table><ul>")
             yield from map(_sentence, comparison.rows)
             yield Markup("</ul>")

@@ -11,6 +11,7 @@ R = TypeVar("R")  # a row of the table
 
 TEXT = "text"
 YES_NO = "yes or no"
+LONGEST = 240  # characters of a text that somebody else wrote, such as an error
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,12 @@ def percentiles(name: str, meaning: str) -> Column[Any]:
         text=lambda row, values: " - ".join(number()(row, value) for value in values),
         in_files=False,
     )
+
+
+def one_line(text: str, longest: int = LONGEST) -> str:
+    """Returns a text without line breaks and characters that cannot be printed, cut where it is longer."""
+    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return line if len(line) <= longest else f"{line[: longest - 3]}..."
 
 
 def percent(difference: float) -> str:

@@ -100,12 +100,6 @@ class Entry:
         model = memory.peak_memory_bytes_analytic if memory else None
         return memory.peak_memory_bytes / model - 1 if self.ok and memory and model else float("nan")
 
-    @property
-    def max_abs_loss_diff(self) -> float | None:
-        """Largest difference of the training loss to the baseline's at the same step, over the steps both have; None
-        where they have none in common."""
-        return float(self.loss_diff.max(skipna=False)) if len(self.loss_diff) else None
-
     @cached_property
     def loss_diff(self) -> pd.Series:
         """``|loss - baseline's loss|`` by the steps that both have."""

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from mpcompare.fields import AskedReport
-from mpcompare.report.brief import one_line
+from mpcompare.report.columns import one_line
 from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report

@@ -1,10 +1,11 @@
-"""The table of runs: a row a run. ``summary.csv``, the console and the brief table show it."""
+"""The table of runs: a row a run. ``summary.csv`` and the console show it; ``summary.md`` and ``.tex`` do in brief."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mpcompare.numerals import as_ratio
-from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, percent, percentiles, recorded
+from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, one_line, percent, percentiles, recorded
 from mpcompare.report.comparison import Comparison, Row
 from mpcompare.report.remarks import environment, resumed_from
 
@@ -26,6 +27,19 @@ def shown(comparison: Comparison) -> list[Column[Row]]:
     return [replace(column, heading=column.heading.format(baseline=versus)) for column in columns]
 
 
+def brief(rows: Sequence[Row]) -> list[Column[Row]]:
+    """Returns the columns of ``BRIEF``, without the variant and the accuracy where no run has one. Their headings name
+    the baseline where all runs have the same one."""
+    labels = {row.comparison.label(row.entry.baseline) for row in rows if row.entry.baseline}
+    versus = labels.pop() if len(labels) == 1 else "baseline"
+    optional = ("variant", "test_accuracy")
+    return [
+        replace(column, heading=one_line(column.heading.format(baseline=versus)))
+        for column in BRIEF
+        if column.name not in optional or any(column.value(row) is not None for row in rows)
+    ]
+
+
 def cell(column: Column[Row], row: Row) -> str:
     """Returns the text of a cell. A run that did not finish has its names, and its status in place of a verdict."""
     if row.entry.ok:
@@ -33,6 +47,11 @@ def cell(column: Column[Row], row: Row) -> str:
     if column.name == "verdict":
         return row.entry.run.result.status
     return column.cell(row) if column.name in NAMES else ""
+
+
+def brief_cells(columns: Sequence[Column[Row]], row: Row) -> list[str]:
+    """Returns the cells of a run in a document, each in one line."""
+    return [one_line(cell(column, row)) for column in columns]
 
 
 def _phase(name: str) -> Column[Row]:
@@ -45,9 +64,11 @@ def _phase(name: str) -> Column[Row]:
 
 
 def _loss_difference(row: Row) -> float | str | None:
-    """A difference that is no number is a result, not an empty cell: a word."""
-    difference = row.entry.max_abs_loss_diff
-    return difference if difference is None or math.isfinite(difference) else str(difference)
+    """Returns the largest difference; a word where it is no number, which is a result and not an empty cell."""
+    if not len(apart := row.entry.loss_diff):
+        return None
+    difference = float(apart.max(skipna=False))
+    return difference if math.isfinite(difference) else str(difference)
 
 
 def _time_ratio(row: Row, _: float) -> str:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from mpcompare.foreign import without_folders
 from mpcompare.records import write_atomically
 from mpcompare.report import formats
-from mpcompare.report.brief import one_line
+from mpcompare.report.columns import one_line
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.digits import digits
@@ -92,8 +92,8 @@ def _excuse(name: str, error: Exception) -> Figure:
         return figure
 
 
-# In the order in which a reader wants them.
-_FIGURES = (
+# By the names of their files, in the order in which a reader wants them.
+FIGURES: Mapping[str, ReportFigure] = {each.name: each for each in (
     ReportFigure(glance, "Time, memory and verdict of each run",
                  "Time and memory are divided by the baseline's: smaller is better; colour and sign are the "
                  "verdict's."),
@@ -129,8 +129,7 @@ _FIGURES = (
     ReportFigure(digits, "Where the network loses its digits",
                  "A row is a layer, or the work before one; a mark right of the dashed line has lost more than half of "
                  "the digits of the precision, and the text next to it says why."),
-)  # fmt: skip
-FIGURES: Mapping[str, ReportFigure] = {each.name: each for each in _FIGURES}  # by the names of their files
+)}  # fmt: skip
 
 
 def write(report: Report, folder: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from mpcompare.foreign import without_folders
 from mpcompare.records import write_atomically
-from mpcompare.report import brief, digits, remarks
+from mpcompare.report import digits, remarks, summary
 from mpcompare.report.answers import answers
-from mpcompare.report.brief import LONGEST, one_line
+from mpcompare.report.columns import LONGEST, one_line
 from mpcompare.report.comparison import Comparison, Row
 from mpcompare.report.contents import Report
 from mpcompare.verdict.judge.word import Word
@@ -124,13 +124,13 @@ def _said(row: Row) -> tuple[str, str]:
 
 def _table(report: Report) -> list[str]:
     """The head of the table and its rows, without the rule between them."""
-    columns = brief.columns_of(report.rows)
+    columns = summary.brief(report.rows)
     several = len(report.comparisons) > 1
     table = [[*(["comparison"] if several else []), *(column.heading for column in columns)]]
     for comparison in report.comparisons:
         for place, row in enumerate(comparison.rows):
             title = "" if place else f"{_number(report, comparison)}{comparison.title}"
-            table.append([*([title] if several else []), *brief.cells(columns, row)])
+            table.append([*([title] if several else []), *summary.brief_cells(columns, row)])
     return [f"| {' | '.join(map(escape, cells))} |" for cells in table]
 
 

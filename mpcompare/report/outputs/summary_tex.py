@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpcompare.records import write_atomically
-from mpcompare.report import brief
-from mpcompare.report.columns import Column
+from mpcompare.report import summary
+from mpcompare.report.columns import Column, one_line
 from mpcompare.report.comparison import Row
 from mpcompare.report.contents import Report
 from mpcompare.report.formats import TEX
@@ -26,16 +26,16 @@ def write(report: Report, folder: Path) -> None:
 
 def lines(report: Report) -> list[str]:
     """Returns one ``tabular`` with the rows of all comparisons, each below its title where there are several."""
-    columns = brief.columns_of(report.rows)
+    columns = summary.brief(report.rows)
     body = [_row([column.heading for column in columns])]
     for comparison in report.comparisons:
         body.append(r"\midrule")
         if len(report.comparisons) > 1:
-            title = escape(brief.one_line(comparison.title))
+            title = escape(one_line(comparison.title))
             body.append(rf"\multicolumn{{{len(columns)}}}{{l}}{{{title}}} \\")
         body += [_row(_cells(columns, row)) for row in comparison.rows]
     sides = "".join(column.justify[0] for column in columns)
-    titles = [f"% {brief.one_line(comparison.title)}" for comparison in report.comparisons]
+    titles = [f"% {one_line(comparison.title)}" for comparison in report.comparisons]
     return [
         "% Written by mpcompare. Needs \\usepackage{booktabs} and \\usepackage[T1]{fontenc}.",
         *titles,
@@ -50,7 +50,7 @@ def lines(report: Report) -> list[str]:
 def _cells(columns: Sequence[Column[Row]], row: Row) -> list[str]:
     """Returns the cells of a run, without the sign of its verdict, which LaTeX's fonts may lack."""
     before = f"{row.entry.verdict.said.sign} " if row.entry.verdict else ""
-    named = zip(columns, brief.cells(columns, row), strict=True)
+    named = zip(columns, summary.brief_cells(columns, row), strict=True)
     return [cell.removeprefix(before) if column.name == "verdict" else cell for column, cell in named]
 
 

@@ -14,22 +14,8 @@ from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.judged import Judged, compared, judged, references
-from mpcompare.report.figures.kit import (
-    at_the_top,
-    colour,
-    columns,
-    curve,
-    dashed,
-    legend,
-    line,
-    marker,
-    more_rows,
-    parts_of,
-    positive,
-    shade_warmup,
-    whole_steps,
-)
+from mpcompare.report.figures import kit
+from mpcompare.report.figures.judged import Judged, compared, judged
 from mpcompare.verdict.judge.run import LOSS
 from mpcompare.verdict.judge.trajectories import loss_apart
 
@@ -45,10 +31,10 @@ def loss(report: Report) -> Figure | None:
     drawn = [comparison.finished for comparison in report.finished]
     most = max(map(len, drawn), default=0)
     if most > MANY:
-        return parts_of(report.finished, drawn, _differences, 0.6 + INCHES * _rows_of(most), width=9)
+        return kit.parts_of(report.finished, drawn, _differences, 0.6 + INCHES * _rows_of(most), width=9)
     classes = any(_has_accuracy(entry) for entries in drawn for entry in entries)
-    height = (8.0 if classes else 6.1) + max((more_rows(_names(entries)) for entries in drawn), default=0)
-    return parts_of(report.finished, drawn, partial(_part, classes=classes), height)
+    height = (8.0 if classes else 6.1) + max((kit.more_rows(_names(entries)) for entries in drawn), default=0)
+    return kit.parts_of(report.finished, drawn, partial(_part, classes=classes), height)
 
 
 def _names(entries: Sequence[Entry]) -> list[str]:
@@ -63,19 +49,19 @@ def _part(part: SubFigure, entries: Sequence[Entry], classes: bool) -> None:
     for place, (entry, name) in enumerate(zip(entries, _names(entries), strict=True)):
         _curve(above, place, entry, name)
         if not entry.is_baseline and len(entry.loss_diff):
-            _difference(below, place, entry.loss_diff, dashed(place))
+            _difference(below, place, entry.loss_diff, kit.dashed(place))
     evaluated = any(len(_evals(entry)) for entry in entries)
     if evaluated:
         above.plot([], [], label="held-out loss", **{**_held_out(0), "color": "0.3"})
     for axes in rows:
         axes.grid(alpha=0.3)
-    shade_warmup(rows, entries)
-    legend(part, *above.get_legend_handles_labels())
+    kit.shade_warmup(rows, entries)
+    kit.legend(part, *above.get_legend_handles_labels())
     above.set_ylabel("training and held-out loss" if evaluated else "training loss")
     below.set_yscale("log")
     below.set_ylabel("|loss - baseline's|")
     below.set_xlabel("step   (gap: no difference; triangle: a loss is inf or NaN; x above: skipped)")
-    below.xaxis.set_major_locator(whole_steps())
+    below.xaxis.set_major_locator(kit.whole_steps())
     if not below.lines:
         below.text(0.5, 0.5, "nothing to compare with", transform=below.transAxes, ha="center", color="0.4")
 
@@ -83,19 +69,19 @@ def _part(part: SubFigure, entries: Sequence[Entry], classes: bool) -> None:
 def _curve(axes: Axes, place: int, entry: Entry, name: str) -> None:
     steps = entry.run.steps
     below = {"linewidth": 5, "alpha": 0.45, "zorder": 1} if entry.is_baseline else {}
-    style = {**line(place), **below, "markevery": len(steps) // 7 + 1}
-    curve(axes, steps.set_index("step")["loss"], label=name, **style)
+    style = {**kit.line(place), **below, "markevery": len(steps) // 7 + 1}
+    kit.curve(axes, steps.set_index("step")["loss"], label=name, **style)
     skipped = steps[steps["skipped"]]
-    axes.plot(skipped["step"], skipped["loss"], "x", color=colour(place), markersize=8)
+    axes.plot(skipped["step"], skipped["loss"], "x", color=kit.colour(place), markersize=8)
     if len(evals := _evals(entry)):
         axes.plot(evals["step"], evals["test_loss"], **_held_out(place))
 
 
 def _difference(axes: Axes, place: int, difference: pd.Series, style: dict[str, Any]) -> None:
     """A log axis has no zero: equal losses leave a gap. A loss that is not finite is marked at the top."""
-    marks = {"marker": marker(place), "markersize": 3, "markevery": 1}
+    marks = {"marker": kit.marker(place), "markersize": 3, "markevery": 1}
     axes.plot(difference.index, difference.where(difference > 0), **{**style, **marks})
-    at_the_top(axes, difference.index[~np.isfinite(difference)], colour(place), 0.97)
+    kit.at_the_top(axes, difference.index[~np.isfinite(difference)], kit.colour(place), 0.97)
 
 
 def _accuracy(axes: Axes, entries: Sequence[Entry]) -> None:
@@ -120,7 +106,7 @@ def _has_accuracy(entry: Entry) -> bool:
 def _held_out(place: int) -> dict[str, Any]:
     """The style of evaluations: white squares, so that they are told from the training loss."""
     marks = {"marker": "s", "markersize": max(7 - place, 3), "markevery": 1, "markerfacecolor": "white", "zorder": 3}
-    return {**dashed(place), "linewidth": 0.8, **marks}
+    return {**kit.dashed(place), "linewidth": 0.8, **marks}
 
 
 def _rows_of(runs: int) -> int:
@@ -136,8 +122,8 @@ def _differences(part: SubFigure, entries: Sequence[Entry]) -> None:
     for axes, entry, own in zip(panels, compared, curves, strict=False):
         for others in curves:
             axes.plot(others.index, others, color="0.85", linewidth=0.6)
-        curve(axes, own, color="#0072B2", linewidth=1.4)
-        at_the_top(axes, own.index[~np.isfinite(entry.loss_diff)], "#D55E00", 1.0)
+        kit.curve(axes, own, color="#0072B2", linewidth=1.4)
+        kit.at_the_top(axes, own.index[~np.isfinite(entry.loss_diff)], "#D55E00", 1.0)
         label = entry.label if len(entry.label) <= LONGEST else f"...{entry.label[3 - LONGEST :]}"
         axes.set_title(label, fontsize=7)
         axes.set_yscale("log")
@@ -151,11 +137,11 @@ def _differences(part: SubFigure, entries: Sequence[Entry]) -> None:
 def noise(report: Report) -> Figure | None:
     """Draws the differences of losses before a band: how far correct runs are from each other. A reference has a panel
     if it has a band or a run was compared with it. None where there is neither a band nor a run to compare."""
-    every = [[(r, compared(r, runs)) for r in references(runs)] for runs in judged(report)]
+    every = [[(r, compared(r, runs)) for r in runs if r.is_reference] for runs in judged(report)]
     drawn = [[(r, others) for r, others in panels if r.noise is not None or others] for panels in every]
-    inches = [[3.2 + more_rows([run.entry.label for run in others]) for _, others in panels] for panels in drawn]
+    inches = [[3.2 + kit.more_rows([run.entry.label for run in others]) for _, others in panels] for panels in drawn]
     height = 1.0 + max(map(sum, inches), default=0)
-    return parts_of(report.finished, drawn, _noise_part, height, missing="nothing to compare with")
+    return kit.parts_of(report.finished, drawn, _noise_part, height, missing="nothing to compare with")
 
 
 def _noise_part(part: SubFigure, panels: Sequence[tuple[Judged, Sequence[Judged]]]) -> None:
@@ -164,27 +150,27 @@ def _noise_part(part: SubFigure, panels: Sequence[tuple[Judged, Sequence[Judged]
         _noise_panel(axes, reference, others)
         axes.set_ylabel("|training loss - reference's|" if len(panels) < 3 else "|loss - reference's|")
     rows[-1].set_xlabel("step   (gap: no difference; triangle: a loss is inf or NaN)")
-    rows[-1].xaxis.set_major_locator(whole_steps())
+    rows[-1].xaxis.set_major_locator(kit.whole_steps())
 
 
 def _noise_panel(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
     band, differences = reference.noise, [loss_apart(run.run, reference.run) for run in runs]
     limits = dict.fromkeys(limit for run in runs if math.isfinite(limit := run.limit(("run",), LOSS)))
-    shown = positive([*chain(*differences), *(band if band is not None else ()), *limits])
+    shown = kit.positive([*chain(*differences), *(band if band is not None else ()), *limits])
     bottom, top = (shown.min() / 2, shown.max() * 3) if len(shown) else (1e-9, 1.0)
     if band is not None:
         _band(axes, reference, band, bottom, top)
     for limit in limits:
         axes.axhline(limit, color="0.2", linestyle="--", linewidth=1.2, label="limit")
     for run, difference in zip(runs, differences, strict=True):
-        _difference(axes, run.place, difference, {**line(run.place), "label": run.entry.label})
+        _difference(axes, run.place, difference, {**kit.line(run.place), "label": run.entry.label})
     axes.set_yscale("log")
     axes.set_ylim(bottom, top)
     axes.grid(alpha=0.3)
     title = f"reference: {reference.entry.label}" + ("" if runs else ", and no other run to compare with it")
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles, labels, title=title, alignment="left", loc="lower left", bbox_to_anchor=(0, 1), frameon=False,
-                ncols=min(columns(labels), 3), fontsize=8, title_fontsize=9, borderaxespad=0)  # fmt: skip
+                ncols=min(kit.columns(labels), 3), fontsize=8, title_fontsize=9, borderaxespad=0)  # fmt: skip
 
 
 def _band(axes: Axes, reference: Judged, band: np.ndarray, bottom: float, top: float) -> None:

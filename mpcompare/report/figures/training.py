@@ -18,21 +18,9 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.kit import (
-    at_the_top,
-    colour,
-    curve,
-    legend,
-    line,
-    marker,
-    more_rows,
-    parts_of,
-    positive,
-    shade_warmup,
-    whole_steps,
-)
+from mpcompare.report.figures import kit
 
 SHARES = {
     "grad_zero": "gradients that\nare 0 in %",
@@ -46,32 +34,31 @@ Panel = Callable[[Axes, Sequence[Entry]], None]  # draws all finished runs: the 
 
 def training(report: Report) -> Figure | None:
     """Draws a part for each comparison, with the panels that it has something for; None where none has any."""
-    panels = [_panels(comparison) for comparison in report.finished]
-    most = max(map(len, panels), default=0)
     runs = [comparison.finished for comparison in report.finished]
+    panels = [*map(_panels, runs)]
+    most = max(map(len, panels), default=0)
     drawn = [(own, entries) if own else None for own, entries in zip(panels, runs, strict=True)]
     missing = "nothing to show: rate and scale never change, and nothing was monitored"
-    height = 1.2 + 1.7 * most + max((more_rows([entry.label for entry in entries]) for entries in runs), default=0)
-    return parts_of(report.finished, drawn, partial(_draw, most=most), height, missing=missing)
+    height = 1.2 + 1.7 * most + max((kit.more_rows([entry.label for entry in entries]) for entries in runs), default=0)
+    return kit.parts_of(report.finished, drawn, partial(_draw, most=most), height, missing=missing)
 
 
 def _draw(part: SubFigure, drawn: tuple[Sequence[Panel], Sequence[Entry]], most: int) -> None:
     """Draws the panels into the first of ``most`` rows, which are of one height in all parts; the others stay empty."""
     panels, entries = drawn
     rows = part.subplots(most, 1, sharex=True, squeeze=False)[:, 0]
-    for axes, panel in zip(rows, panels, strict=False):
+    used, last = rows[: len(panels)], rows[len(panels) - 1]
+    for axes, panel in zip(used, panels, strict=True):
         panel(axes, entries)
         axes.grid(alpha=0.3)
+        axes.tick_params(labelbottom=axes is last)
     for axes in rows[len(panels) :]:
         axes.set_axis_off()
-    shaded = shade_warmup(rows[: len(panels)], entries)
-    last = rows[len(panels) - 1]
-    for axes in rows[: len(panels)]:
-        axes.tick_params(labelbottom=axes is last)
+    shaded = kit.shade_warmup(used, entries)
     last.set_xlabel("step" + _notes(entries, shaded))
-    last.xaxis.set_major_locator(whole_steps())
-    runs = [Line2D([], [], label=entry.label, **line(place)) for place, entry in enumerate(entries)]
-    legend(part, runs, [entry.label for entry in entries])
+    last.xaxis.set_major_locator(kit.whole_steps())
+    runs = [Line2D([], [], label=entry.label, **kit.line(place)) for place, entry in enumerate(entries)]
+    kit.legend(part, runs, [entry.label for entry in entries])
 
 
 def _series(entry: Entry, name: str) -> pd.Series:
@@ -79,8 +66,7 @@ def _series(entry: Entry, name: str) -> pd.Series:
     return entry.run.steps.set_index("step").reindex(columns=[name])[name].astype(float)
 
 
-def _panels(comparison: Comparison) -> list[Panel]:
-    entries = comparison.finished
+def _panels(entries: Sequence[Entry]) -> list[Panel]:
     shown: dict[Panel, bool] = {
         _rate: any(_series(entry, "lr").nunique() > 1 for entry in entries),
         _scale: any(map(scales, entries)),
@@ -114,7 +100,7 @@ def _notes(entries: Sequence[Entry], shaded: bool) -> str:
 def _rate(axes: Axes, entries: Sequence[Entry]) -> None:
     for place, entry in enumerate(entries):
         rate = _series(entry, "lr").dropna()
-        curve(axes, rate, drawstyle="steps-mid", **line(place))
+        kit.curve(axes, rate, drawstyle="steps-mid", **kit.line(place))
     axes.set_ylabel("learning rate")
     axes.set_ylim(bottom=0)
 
@@ -124,9 +110,9 @@ def _scale(axes: Axes, entries: Sequence[Entry]) -> None:
     scaled = {place: _series(entry, "loss_scale") for place, entry in enumerate(entries) if scales(entry)}
     for place, scale in scaled.items():
         entry = entries[place]
-        curve(axes, scale, drawstyle="steps-mid", label=entry.label, **line(place))
+        kit.curve(axes, scale, drawstyle="steps-mid", label=entry.label, **kit.line(place))
         skipped = scale[_series(entry, "skipped") != 0]
-        axes.plot(skipped.index, skipped, "x", color=colour(place), markersize=max(13 - 3 * place, 5))
+        axes.plot(skipped.index, skipped, "x", color=kit.colour(place), markersize=max(13 - 3 * place, 5))
     axes.set_yscale("log", base=2)
     _fit(axes, list(scaled.values()))
     axes.set_ylabel("loss scale")
@@ -137,8 +123,8 @@ def _norm(axes: Axes, entries: Sequence[Entry]) -> None:
     for place, entry in enumerate(entries):
         norm = _series(entry, "grad_norm").dropna()
         finite = norm[np.isfinite(norm) & (norm > 0)]
-        curve(axes, finite, **_points(place, entry, norm))
-        at_the_top(axes, norm.index[~np.isfinite(norm)], colour(place), 0.95)
+        kit.curve(axes, finite, **_points(place, entry, norm))
+        kit.at_the_top(axes, norm.index[~np.isfinite(norm)], kit.colour(place), 0.95)
     limits = {entry.run.result.config["task"].get("clip_norm") for entry in entries} - {None}
     for limit in limits:
         axes.axhline(limit, color="0.2", linestyle="--", linewidth=1.2)
@@ -155,7 +141,7 @@ def _norm(axes: Axes, entries: Sequence[Entry]) -> None:
 def _share(name: str, axes: Axes, entries: Sequence[Entry]) -> None:
     percents = [100 * _series(entry, name).dropna() for entry in entries]
     for place, (entry, values) in enumerate(zip(entries, percents, strict=True)):
-        curve(axes, values, **_points(place, entry, values))
+        kit.curve(axes, values, **_points(place, entry, values))
     if name != "grad_zero":  # relu makes many zeros: only there differences matter more than orders
         _decades(axes, pd.concat(percents))
     axes.set_ylabel(SHARES[name])
@@ -176,11 +162,11 @@ def _decades(axes: Axes, percents: pd.Series) -> None:
 def _points(place: int, entry: Entry, values: pd.Series) -> dict[str, Any]:
     """The style of a line; with marks where only some steps have a value."""
     sparse = len(values) < len(entry.run.steps)
-    marks = {"marker": marker(place), "markersize": 4, "markevery": 1} if sparse else {}
-    return {**line(place), **marks, "label": entry.label}
+    marks = {"marker": kit.marker(place), "markersize": 4, "markevery": 1} if sparse else {}
+    return {**kit.line(place), **marks, "label": entry.label}
 
 
 def _fit(axes: Axes, series: Sequence[pd.Series], *more: float) -> None:
-    values = positive([*(value for each in series for value in each), *more])
+    values = kit.positive([*(value for each in series for value in each), *more])
     if len(values):
         axes.set_ylim(values.min() / 2, values.max() * 2)

@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator
 
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import grouping, kit
-from mpcompare.report.figures.judged import Judged, compared, judged, references
+from mpcompare.report.figures.judged import Judged, compared, judged
 from mpcompare.report.figures.kit import WIDTH, parts_of, positive
 from mpcompare.verdict.judge.errors import relative_error
 from mpcompare.verdict.judge.gradients import FIRST
@@ -39,48 +39,38 @@ def gradient_error(report: Report) -> Figure | None:
 
 
 @dataclass(frozen=True)
-class Series:
-    """The gradients of one run."""
+class GradientTable:
+    """The gradients of all runs of a comparison, in rows that fit a page."""
 
-    run: Judged
-    # ``||gradient - exact|| / ||exact||`` by tensor; inf where the gradient is missing or no number, NaN where the run
-    # shows no gradients
-    errors: pd.Series
-    limits: pd.Series  # the limits of ``errors``; NaN where there is none
+    runs: Sequence[Judged]  # runs with one reference stand together
+    # the tensors that the loss does not depend on, such as a bias before a norm. They are left out: relative errors
+    # say nothing of them.
+    vanishing: Sequence[str]
+    # ``||gradient - exact|| / ||exact||``, a row a run and a column a tensor in the order of the network; inf where the
+    # gradient is missing or no number, NaN where the run shows no gradients
+    errors: pd.DataFrame
+    limits: pd.DataFrame  # the limits of ``errors``; NaN where there is none
+
+    @property
+    def tensors(self) -> list[str]:
+        return [str(name) for name in self.errors]
 
     @cached_property
-    def ratios(self) -> pd.Series:
+    def ratios(self) -> pd.DataFrame:
         """``errors`` over ``limits``."""
         return self.errors / self.limits
 
     @property
-    def label(self) -> str:
-        """The label of the run, and why it has no errors."""
-        run = self.run
-        without = "" if run.gradients else ": shows none" if run.findings else ": not examined"
-        return run.entry.label + (" (reference)" if run.is_reference else "") + without
-
-
-@dataclass(frozen=True)
-class GradientTable:
-    """The gradients of all runs of a comparison, in rows that fit a page."""
-
-    tensors: list[str]  # the names, in the order of the network
-    # the tensors that the loss does not depend on, such as a bias before a norm. They are left out: relative errors
-    # say nothing of them.
-    vanishing: list[str]
-    series: list[Series]  # runs with one reference stand together
-
-    @property
-    def remark(self) -> str:
-        """The tensors that are left out; empty if none are."""
-        names = ", ".join(self.vanishing[:3]) + (", ..." if len(self.vanishing) > 3 else "")
-        return f"not drawn, exactly 0 ({len(self.vanishing)}): {names}" if names else ""
+    def labels(self) -> list[str]:
+        """The label of each run, and why it has no errors."""
+        without = ("" if run.gradients else ": shows none" if run.findings else ": not examined" for run in self.runs)
+        named = (run.entry.label + (" (reference)" if run.is_reference else "") for run in self.runs)
+        return [name + why for name, why in zip(named, without, strict=True)]
 
     @property
     def inches(self) -> float:
         """The height of a row."""
-        return max(ROW, LANE * len(self.series) + GAP)
+        return max(ROW, LANE * len(self.runs) + GAP)
 
     @cached_property
     def rows(self) -> list[list[str]]:
@@ -117,53 +107,43 @@ class GradientTable:
     @property
     def columns(self) -> int:
         """The columns of the legend."""
-        return min(kit.columns([each.label for each in self.series], self.width), 2)
+        return min(kit.columns(self.labels, self.width), 2)
 
     @property
     def height(self) -> float:
         """Inches of the figure below its title."""
-        lines = math.ceil(len(self.series) / self.columns) + 7  # of the legend, and of the caption, which has at most 7
+        lines = math.ceil(len(self.runs) / self.columns) + 7  # of the legend, and of the caption, which has at most 7
         return AROUND + LINE * lines + self.inches * len(self.rows)
 
     def kind(self, tensor: str) -> str:
         """Returns the class of the layer that holds a tensor and the tensor's name in it, such as ``Linear weight``."""
-        return next(filter(None, (each.run.kind(tensor) for each in self.series)), tensor.rpartition(".")[2])
+        return next(filter(None, (run.kind(tensor) for run in self.runs)), tensor.rpartition(".")[2])
 
     def _name(self, tensors: Sequence[str]) -> str:
         first, *others = {self.kind(tensor) for tensor in tensors}
         return grouping.span(tensors) or ("all tensors" if others else first)
 
-    def _worst(self, tensors: Sequence[str]) -> tuple[str, str] | None:
-        pairs = [(each, tensor) for each in self.series for tensor in tensors if each.ratios[tensor] > 1]
-        if not pairs:
+    def _worst(self, tensors: list[str]) -> tuple[str, str] | None:
+        ratios = self.ratios[tensors].fillna(0.0).to_numpy()
+        run, tensor = divmod(int(ratios.argmax()), len(tensors))
+        if ratios[run, tensor] <= 1:
             return None
-        series, tensor = max(pairs, key=lambda pair: pair[0].ratios[pair[1]])
-        name = f"  {tensor}" if len(tensors) > 1 else ""
-        return f"{series.ratios[tensor]:.3g}{name}", kit.colour(series.run.place)
+        name = f"  {tensors[tensor]}" if len(tensors) > 1 else ""
+        return f"{ratios[run, tensor]:.3g}{name}", kit.colour(self.runs[run].place)
 
 
 def gradients_of(runs: Sequence[Judged]) -> GradientTable:
     """Returns the errors of the gradients of these runs, which are all of one comparison."""
-    named = list(dict.fromkeys(tensor for run in runs for tensor in run.gradients))
-    vanishing = _vanishing(runs, named)
+    named = dict.fromkeys(tensor for run in runs for tensor in run.gradients)
+    norms = {tensor: max(run.norm(tensor) for run in runs) for tensor in named}
+    largest = max(filter(math.isfinite, norms.values()), default=0.0)
+    vanishing = [tensor for tensor, norm in norms.items() if norm < NOTHING * largest]
     tensors = [tensor for tensor in named if tensor not in vanishing]
-    owners = [run.entry for run in references(runs)]
+    owners = [run.entry for run in runs if run.is_reference]
     order = sorted(runs, key=lambda r: owners.index(r.reference) if r.reference in owners else len(owners))
-    series = [
-        Series(
-            run,
-            pd.Series({t: relative_error(run.gradients.get(t)) if run.gradients else math.nan for t in tensors}),
-            pd.Series({tensor: _relative_limit(run, runs, tensor) for tensor in tensors}),
-        )
-        for run in order
-    ]
-    return GradientTable(tensors, vanishing, series)
-
-
-def _vanishing(runs: Sequence[Judged], tensors: Sequence[str]) -> list[str]:
-    norms = {tensor: max(run.norm(tensor) for run in runs) for tensor in tensors}
-    finite = [norm for norm in norms.values() if math.isfinite(norm)]
-    return [tensor for tensor, norm in norms.items() if norm < NOTHING * max(finite, default=0.0)]
+    errors = [[relative_error(r.gradients.get(t)) if r.gradients else math.nan for t in tensors] for r in order]
+    limits = [[_relative_limit(run, runs, tensor) for tensor in tensors] for run in order]
+    return GradientTable(order, vanishing, *(pd.DataFrame(each, columns=tensors) for each in (errors, limits)))
 
 
 def _relative_limit(run: Judged, runs: Sequence[Judged], tensor: str) -> float:
@@ -177,9 +157,9 @@ def _relative_limit(run: Judged, runs: Sequence[Judged], tensor: str) -> float:
 
 def _draw(part: SubFigure, table: GradientTable) -> None:
     """Draws the errors, and next to them the errors over their limits, if any are known."""
-    if any(np.isfinite(each.limits).any() for each in table.series):
+    if np.isfinite(table.limits).any(axis=None):
         axes, beside = part.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-        _panel(beside, table, [each.ratios for each in table.series])
+        _panel(beside, table, table.ratios)
         beside.axvline(1, color="black", linewidth=1.2)
         beside.set_xlim(min(0.5, beside.get_xlim()[0]), max(2.0, beside.get_xlim()[1]))
         beside.set_xlabel("error / its limit", fontsize=9)
@@ -190,7 +170,7 @@ def _draw(part: SubFigure, table: GradientTable) -> None:
                                 textcoords="offset points", color=colour)  # fmt: skip
     else:
         axes = part.subplots()
-    _panel(axes, table, [each.errors for each in table.series])
+    _panel(axes, table, table.errors)
     axes.set_yticks(range(len(table.names)), table.names, fontsize=7)
     axes.set_ylim(len(table.names) - 0.5, -0.5)
     axes.set_xlabel(ERROR, fontsize=9)
@@ -206,24 +186,28 @@ def _caption(table: GradientTable) -> str:
         lines.append("a row with (n) holds n tensors of equal layers")
     if any(table.worst):
         lines.append("above its limit: the largest of each row, in the colour of its run")
-    lines += textwrap.wrap(table.remark, int(table.width / LETTER), max_lines=2)
+    if table.vanishing:
+        names = ", ".join(table.vanishing[:3]) + (", ..." if len(table.vanishing) > 3 else "")
+        remark = f"not drawn, exactly 0 ({len(table.vanishing)}): {names}"
+        lines += textwrap.wrap(remark, int(table.width / LETTER), max_lines=2)
     return "\n".join(lines)
 
 
-def _panel(axes: Axes, table: GradientTable, values: Sequence[pd.Series]) -> None:
+def _panel(axes: Axes, table: GradientTable, values: pd.DataFrame) -> None:
     """Draws a lane for each run in every row; values that are beyond the axis are triangles at its right end."""
-    lane = (1 - GAP / table.inches) / len(table.series)
+    lane = (1 - GAP / table.inches) / len(table.runs)
     rows = pd.Series({tensor: row for row, tensors in enumerate(table.rows) for tensor in tensors})[table.tensors]
-    for number, (each, value) in enumerate(zip(table.series, values, strict=True)):
-        heights = rows + (number - (len(table.series) - 1) / 2) * lane
-        colour, marker = kit.colour(each.run.place), kit.marker(each.run.place)
+    for number, (run, label) in enumerate(zip(table.runs, table.labels, strict=True)):
+        value = values.iloc[number]
+        heights = rows + (number - (len(table.runs) - 1) / 2) * lane
+        colour, marker = kit.colour(run.place), kit.marker(run.place)
         shown = value.where(value > 0)
-        axes.scatter(shown, heights, s=10, color=colour, marker=marker, linewidths=0, alpha=0.75, label=each.label)
+        axes.scatter(shown, heights, s=10, color=colour, marker=marker, linewidths=0, alpha=0.75, label=label)
         beyond = heights[value == np.inf]
         ends = np.full(len(beyond), 0.985)
         axes.plot(ends, beyond, ">", color=colour, markersize=3.5, transform=axes.get_yaxis_transform())
     axes.set_xscale("log")
-    if len(all_shown := positive(pd.concat(values))):
+    if len(all_shown := positive(values.to_numpy().flatten())):
         axes.set_xlim(all_shown.min() / 2, all_shown.max() * 2)
     axes.xaxis.set_major_locator(LogLocator(numticks=6))
     for row in range(0, len(table.rows), 2):

@@ -109,11 +109,6 @@ def judged(report: Report) -> list[list[Judged]]:
     ]
 
 
-def references(runs: Sequence[Judged]) -> list[Judged]:
-    """Returns the runs that others are compared with."""
-    return [run for run in runs if run.is_reference]
-
-
 def compared(reference: Judged, runs: Sequence[Judged]) -> list[Judged]:
     """Returns the runs that were compared with ``reference``."""
     return [run for run in runs if run.reference is reference.entry and not run.is_reference]

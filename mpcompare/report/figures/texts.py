@@ -1,13 +1,11 @@
 """Texts of figures, shown as they are: a ``$`` in a name is a dollar, and no formula. Powers are characters, too."""
 
 import re
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import Formatter, LogFormatterMathtext
+from matplotlib.ticker import LogFormatterSciNotation
 
 _RAISED = str.maketrans("-.0123456789", "⁻·⁰¹²³⁴⁵⁶⁷⁸⁹")
 _FORMULA = re.compile(r"\$\\mathdefault\{(?P<number>.*?)(?:\^\{(?P<exponent>[^}]*)\})?\}\$")
@@ -26,26 +24,16 @@ def as_they_are() -> AbstractContextManager[None]:
 def without_formulas(figure: Figure) -> None:
     """Lets the ticks of logarithmic axes, which matplotlib labels with formulas, be labelled with characters."""
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-        if isinstance(major := axis.get_major_formatter(), LogFormatterMathtext):
-            axis.set_major_formatter(_InCharacters(major))
-        if isinstance(minor := axis.get_minor_formatter(), LogFormatterMathtext):
-            axis.set_minor_formatter(_InCharacters(minor))
+        for formatter in (axis.get_major_formatter(), axis.get_minor_formatter()):
+            if isinstance(formatter, LogFormatterSciNotation):
+                formatter.__class__ = _InCharacters
 
 
-class _InCharacters(Formatter):
-    """A formatter of logarithmic axes, its formulas as characters."""
-
-    def __init__(self, formulas: LogFormatterMathtext) -> None:
-        self.formulas = formulas
-
-    def set_axis(self, axis: Any) -> None:
-        self.formulas.set_axis(axis)
-
-    def set_locs(self, locs: Sequence[float]) -> None:
-        self.formulas.set_locs(locs)
+class _InCharacters(LogFormatterSciNotation):
+    """The formatter of logarithmic axes, its formulas as characters."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        return _FORMULA.sub(_characters, self.formulas(x, pos))
+        return _FORMULA.sub(_characters, super().__call__(x, pos))
 
 
 def _characters(formula: re.Match[str]) -> str:

@@ -6,6 +6,7 @@ processor. So kernels are measured: each is called once on tensors of zeros, of 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,12 +94,17 @@ class MeasuredKernels:
         leaves, spec = tree_flatten((list(args), dict(kwargs)))
         key = func, str(spec), tuple(map(_key, leaves))
         if key not in self._inside:
-            self._inside[key] = max(_peak(func, args, kwargs) - result_bytes, 0)
+            try:
+                self._inside[key] = max(call_on_zeros(partial(_peak, func), args, kwargs) - result_bytes, 0)
+            except RuntimeError:
+                # torch's shape function of batch norm gives its statistics another dtype than the kernel does, and the
+                # kernel refuses that dtype in backward.
+                self._inside[key] = 0
         return self._inside[key]
 
 
-def call_on_zeros(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Returns the result of the operator itself, on CPU tensors of zeros in the place of the tensors.
+def call_on_zeros(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Returns the result of a function itself, on CPU tensors of zeros in the place of the tensors.
 
     Gradients stay enabled if they are: an LSTM keeps its workspace only then.
     """
@@ -107,18 +113,8 @@ def call_on_zeros(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         return func(*args, **kwargs)
 
 
-def _peak(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Returns the most bytes that a call on zeros allocates; the zeros are there before.
-
-    0 where the kernel refuses the zeros: torch's shape function of batch norm gives its statistics another dtype than
-    the kernel does, and the kernel refuses that dtype in backward.
-    """
-    with unset_fake_temporarily():
-        args, kwargs = tree_map(_zeros, (args, kwargs))
-        try:
-            return meter.peak_memory(CPU, lambda: func(*args, **kwargs)).bytes
-        except RuntimeError:
-            return 0
+def _peak(func: Any, *args: Any, **kwargs: Any) -> int:
+    return meter.peak_memory(CPU, lambda: func(*args, **kwargs)).bytes
 
 
 def _zeros(value: Any) -> Any:

@@ -10,8 +10,7 @@ from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.master_weights import MasterWeights
 from mpcompare.backends.peers.bf16_weights import Bf16Weights
-from mpcompare.footprint.eight_bit import EightBitMoments
-from mpcompare.footprint.int8 import Int8Inference
+from mpcompare.footprint.eight_bit import EightBitMoments, Int8Inference
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.tasks.task import Task
 

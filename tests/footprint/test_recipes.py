@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from mpcompare.contract import take_step
-from mpcompare.footprint.eight_bit import EightBitMoments, Quantized
-from mpcompare.footprint.int8 import with_int8_weights
+from mpcompare.footprint.eight_bit import EightBitMoments, Quantized, with_int8_weights
 from mpcompare.footprint.recipes import RECIPES
 from mpcompare.footprint.subject import SIZES, Gpt2
 from mpcompare.tasks.mlp import Mlp

@@ -80,8 +80,8 @@ def differing(entry: Entry, layer: str) -> list[str]:
     return [role for role in ROLES if dtypes[role] != expected[role] and "-" not in (dtypes[role], expected[role])]
 
 
-def differences(entry: Entry) -> str:
-    """Returns a line: the dtypes of forward that are not the baseline's, with the classes of layers; or ``""``."""
+def _differences(entry: Entry) -> str:
+    """Returns the dtypes of forward that are not the baseline's, with the classes of layers; or ``""``."""
     counts: dict[tuple[str, str], Counter[str]] = {}
     for layer, dtypes in layers_of(entry).items():
         for role in differing(entry, layer):
@@ -95,11 +95,11 @@ def differences(entry: Entry) -> str:
 
 
 def lines(comparison: Comparison) -> list[str]:
-    """Returns :func:`differences` for each run whose baseline is in the same precision, where there are any."""
+    """Returns a line for each run whose dtypes in forward are not those of its baseline in the same precision."""
     return [
         f"{entry.label} compared with {comparison.label(entry.baseline)}: {text}"
         for entry in observed(comparison)
         if entry.baseline
         and entry.baseline.result.precision == entry.run.result.precision
-        and (text := differences(entry))
+        and (text := _differences(entry))
     ]

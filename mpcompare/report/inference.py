@@ -17,11 +17,8 @@ class InferenceRow(Row):
     """A run and one way of inference with its network."""
 
     way: str
+    result: WayFields
     repeated: bool  # whether the costs are an earlier run's costs: a race measures them once
-
-    @property
-    def result(self) -> WayFields:
-        return ways(self.entry)[self.way]
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -53,8 +50,9 @@ def rows_of(comparison: Comparison) -> list[InferenceRow]:
     rows: list[InferenceRow] = []
     earlier: list[list[float | None]] = []  # costs of the runs before
     for entry in comparison.entries:
-        costs = [result.latency_ms for result in ways(entry).values()]
-        rows += [InferenceRow(comparison, entry, way, repeated=costs in earlier) for way in ways(entry)]
+        found = ways(entry)
+        costs = [result.latency_ms for result in found.values()]
+        rows += [InferenceRow(comparison, entry, way, result, costs in earlier) for way, result in found.items()]
         earlier.append(costs)
     return rows
 

@@ -93,12 +93,10 @@ def _products(entries: Sequence[Entry]) -> list[str]:
     for entry in entries:
         flags = entry.run.finished.machine.flags
         asked = {"none", "ieee", *(["tf32"] if entry.run.result.precision == "tf32" else [])}
-        own = {name.removeprefix(FP32): value for name, value in flags.items() if name.startswith(FP32)}
-        if other := {name: value for name, value in own.items() if value not in asked}:
-            flagged = ", ".join(f"{name} in {value}" for name, value in other.items())
-            lines.append(
-                f"{entry.label}: the backend lets torch compute products of fp32 numbers otherwise ({flagged})"
-            )
+        other = {name: value for name, value in flags.items() if name.startswith(FP32) and value not in asked}
+        if flagged := ", ".join(f"{name.removeprefix(FP32)} in {value}" for name, value in other.items()):
+            otherwise = "the backend lets torch compute products of fp32 numbers otherwise"
+            lines.append(f"{entry.label}: {otherwise} ({flagged})")
     return lines
 
 

@@ -166,16 +166,12 @@ def _read(path: Path) -> pd.DataFrame:
     if not text:
         return no_rows(path.name)
     rows = pd.read_csv(io.StringIO(text), dtype=dict(columns))
-    if list(rows) != list(columns):
-        raise ValueError(f"{path.name} {_other_columns(list(map(str, rows)), list(columns))}")
+    found, expected = [str(column) for column in rows], list(columns)
+    if found != expected:
+        lacks, more = ([each for each in a if each not in b] for a, b in ((expected, found), (found, expected)))
+        said = [f"{verb} {', '.join(names)}" for verb, names in (("lacks", lacks), ("should not have", more)) if names]
+        raise ValueError(f"{path.name} {' and '.join(said) or 'has its columns in another order'}")
     return rows
-
-
-def _other_columns(found: Sequence[str], expected: Sequence[str]) -> str:
-    """Returns what is wrong with the columns of a file."""
-    lacks, more = ([each for each in a if each not in b] for a, b in ((expected, found), (found, expected)))
-    said = [f"{verb} {', '.join(names)}" for verb, names in (("lacks", lacks), ("should not have", more)) if names]
-    return " and ".join(said) or "has its columns in another order"
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpcompare.report.comparable import differing
-from mpcompare.report.comparison import Comparison, Entry, closest, compare
+from mpcompare.report.comparison import Comparison, closest, compare
 from mpcompare.report.runs import UNREADABLE, Run, read_any
 from mpcompare.verdict.judge.check import Examined, Timed
 from mpcompare.verdict.judge.kinds import KINDS
@@ -27,24 +27,17 @@ def judge_all(comparison: Comparison) -> dict[str, Verdict]:
     precision, which may be the run itself: torch's backend with the precision's name, ``fp32`` or ``tf32``, if there is
     one.
     """
-    finished = comparison.finished
-    return {entry.run.name: _judged(entry.run, _reference(entry, finished)) for entry in finished}
-
-
-def _judged(run: Run, reference: Run) -> Verdict:
-    """Returns the verdict on ``run``. If the judge stops with an error, the verdict says so: other runs have theirs."""
-    try:
-        return judge_run(run, reference)
-    except Exception as error:
-        because = f"the judge stopped with {type(error).__name__}: {error}"
-        return Verdict(Word.NOT_EXAMINED, "the judge", because, reference.name)
-
-
-def _reference(entry: Entry, finished: Sequence[Entry]) -> Run:
-    precision = entry.run.result.precision
-    if entry.baseline and entry.baseline.result.precision == precision:
-        return entry.baseline
-    return closest(entry.run, (other.run for other in finished), precision)
+    verdicts = {}
+    for entry in comparison.finished:
+        run, reference, precision = entry.run, entry.baseline, entry.run.result.precision
+        if reference is None or reference.result.precision != precision:
+            reference = closest(run, (other.run for other in comparison.finished), precision)
+        try:
+            verdicts[run.name] = judge_run(run, reference)
+        except Exception as error:  # other runs have their verdicts all the same
+            because = f"the judge stopped with {type(error).__name__}: {error}"
+            verdicts[run.name] = Verdict(Word.NOT_EXAMINED, "the judge", because, reference.name)
+    return verdicts
 
 
 def judge_run(run: Run, reference: Run) -> Verdict:
@@ -59,8 +52,7 @@ def judge_run(run: Run, reference: Run) -> Verdict:
 
 
 def _why_not(run: Run, reference: Run) -> tuple[str, str]:
-    """Returns the cause that kept a run, or else its reference, from being examined, and a sentence on the cause. Both
-    are empty where nobody asked for an examination."""
+    """Returns why a run, or else its reference, was not examined: a cause and a sentence, empty where nobody asked."""
     if run.result.set_up and run.result.set_up.not_finite:
         return "data", run.result.set_up.not_finite
     for which, each in {"": run, " of the reference": reference}.items():

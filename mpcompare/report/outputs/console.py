@@ -51,18 +51,15 @@ def _show(console: Console, comparison: Comparison) -> None:
     console.print(Text(comparison.dataset))
     if comparison.not_the_same:
         console.print(Text(comparison.not_the_same, style="bold red"))
-    for table in _runs(comparison, console.width):
-        console.print(table)
+    console.print(*_runs(comparison, console.width))
     said = remarks.because(comparison) + remarks.unchecked(comparison) + remarks.resumed(comparison)
     _lines(console, said, soft_wrap=True)
     _lines(console, remarks.timing(comparison))
     _lines(console, dtypes.lines(comparison), soft_wrap=True)
     if comparison.finished:
-        for table in _phases(comparison, console.width):
-            console.print(table)
+        console.print(*_phases(comparison, console.width))
     if inference.rows_of(comparison):
-        for table in inference_tables(comparison, console.width):
-            console.print(table)
+        console.print(*inference_tables(comparison, console.width))
         _lines(console, inference.lines(comparison))
     for entry in comparison.entries:
         if not entry.ok:
@@ -95,9 +92,8 @@ def _runs(comparison: Comparison, width: int) -> Iterator[Table]:
 
 
 def _phases(comparison: Comparison, width: int) -> Iterator[Table]:
-    """Milliseconds of each phase, ``-`` where it holds no work, or the step has no phases. And what is not in the step
-    time: the milliseconds of the first step, and the seconds in which the backend was made, with builds and
-    compilation."""
+    """Milliseconds of each phase, ``-`` where it holds no work; and what is not in the step time: the first step, and
+    the seconds in which the backend was made, with builds and compilation."""
     phases = phases_of(entry.run for entry in comparison.finished)
     heads = {"ms in phase": TEXT, **dict.fromkeys((*phases, "clock's cost", "first step", "set-up s"), "1")}
     columns = [Column[Entry]("", unit, "", lambda _: None, heading) for heading, unit in heads.items()]

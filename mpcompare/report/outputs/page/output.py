@@ -117,14 +117,13 @@ def _series(comparison: Comparison) -> dict[str, Any]:
 def _run(place: int, entry: Entry, steps: list[int]) -> dict[str, Any]:
     by_step = entry.run.steps.set_index("step")
     by_step = by_step.assign(difference=math.nan if entry.is_baseline else entry.loss_diff).reindex(steps)
-    values = {name: [_number(value) for value in by_step[name].to_numpy(dtype=float)] for name in QUANTITIES}
-    dash = dashes(place)
-    style: dict[str, Any] = {"colour": colour(place), "dash": [] if isinstance(dash, str) else dash[1]}
-    return {"label": entry.label, **style, **values}
-
-
-def _number(value: float) -> float | None:
-    return float(f"{value:.6g}") if np.isfinite(value) else None
+    columns = {name: by_step[name].to_numpy(dtype=float) for name in QUANTITIES}
+    values = {
+        name: [float(f"{value:.6g}") if np.isfinite(value) else None for value in column]
+        for name, column in columns.items()
+    }
+    dash = [] if isinstance(style := dashes(place), str) else style[1]
+    return {"label": entry.label, "colour": colour(place), "dash": dash, **values}
 
 
 def _shows(run: dict[str, Any], name: str) -> bool:

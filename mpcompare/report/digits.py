@@ -32,14 +32,14 @@ def shown(comparison: Comparison) -> list[Map]:
     that does. The map is from after training where that is known."""
     first: dict[str, Map] = {}
     for each in sorted(maps(comparison), key=lambda m: (m.entry is not m.reference, m.step != STEPS[0])):
-        first.setdefault(each.precision, each)
+        first.setdefault(each.precision.name, each)
     return list(first.values())
 
 
 def lines(comparison: Comparison) -> list[str]:
     """Returns a line for each precision of 16 bits: the layer that loses the most digits, and the layers that should
     stay in fp32; or that nothing is known."""
-    known = {each.precision: each for each in shown(comparison)}
+    known = {each.precision.name: each for each in shown(comparison)}
     examined = [e.run.result.precision for e in comparison.finished if e.run.findings]
     asked = [p for p in dict.fromkeys(examined) if PRECISIONS[p].is_16_bit]
     unknown = "the digits that {} loses are not known: no run shows its layers"
@@ -52,7 +52,8 @@ def _line(each: Map) -> str:
     start = "Numbers go beyond {}" if worst.overflows else "Rounding to {} matters most"
     name = worst.name  # behind the class of the layer, because many names are numbers
     where = name if name.startswith("before ") else " ".join(filter(None, ("in", worst.digits.kind, name)))
-    text, seen = f"{start.format(each.precision)} {where}, {each.when}", f"of the {len(rows)} places that were seen"
+    text = f"{start.format(each.precision.name)} {where}, {each.when}"
+    seen = f"of the {len(rows)} places that were seen"
     if advised:
         return f"{text}: {worst.because}. {advised} {seen} should stay in fp32."
     part, error, _ = worst.worst

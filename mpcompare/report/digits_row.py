@@ -27,8 +27,8 @@ class Map(Row):
     digits: Mapping[str, Digits]
 
     @property
-    def precision(self) -> str:
-        return self.entry.run.result.precision
+    def precision(self) -> Precision:
+        return PRECISIONS[self.entry.run.result.precision]
 
     @property
     def when(self) -> str:
@@ -57,13 +57,9 @@ class DigitsRow(Row):
     def name(self) -> str:
         return self.place.replace("before (output)", "before the output") or "(model)"
 
-    @property
-    def precision(self) -> Precision:
-        return PRECISIONS[self.map.precision]
-
     def lost(self, error: float) -> float:
         """Returns the number of binary digits that a relative error costs."""
-        u = self.precision.unit_roundoff
+        u = self.map.precision.unit_roundoff
         return min(max(0.0, math.log2(max(error, u) / u)), -math.log2(u))
 
     @property
@@ -76,17 +72,17 @@ class DigitsRow(Row):
     @property
     def why(self) -> str:
         """The reasons for the advice; or that a result is nothing but roundings in fp32, too."""
-        own, name = self.digits, self.map.precision
-        reasons = [beyond(own, name)]
+        own, precision = self.digits, self.map.precision
+        reasons = [beyond(own, precision.name)]
         if own.overflow:
-            largest = f"{self.precision.storage.maximum:g}"
+            largest = f"{precision.storage.maximum:g}"
             reasons.append(f"{percent(own.overflow)} of its output or its gradient above {largest}")
         part, error, terms = self.worst
         if self._too_few(error):
             cancels = f", for it sums what is {terms:.2g} times as large" if self._cancels else ""
             reasons.append(f"one rounding is {percent(error)} of its {part}{cancels}")
         if self._too_few(own.gradient) and own.underflow > MOST:
-            reasons.append(f"most of the gradient that arrives is below {name}'s normal numbers")
+            reasons.append(f"most of the gradient that arrives is below {precision.name}'s normal numbers")
         for part, error in (("output", own.output), ("gradient", own.gradient)):
             if self._hopeless(error):
                 reasons.append(f"its {part} is 0 but for roundings, in fp32 too")
@@ -121,14 +117,14 @@ class DigitsRow(Row):
 
     def _too_few(self, error: float) -> bool:
         """Returns whether more than half of the digits are lost, and fp32 would keep half of them."""
-        return error > half_lost(self.precision) and not self._hopeless(error)
+        return error > half_lost(self.map.precision) and not self._hopeless(error)
 
     def _hopeless(self, error: float) -> bool:
         """Returns whether half of the digits were lost in fp32, too."""
-        return error * FP32.unit_roundoff > half_lost(self.precision) * self.precision.unit_roundoff
+        return error * FP32.unit_roundoff > half_lost(self.map.precision) * self.map.precision.unit_roundoff
 
     @property
     def _cancels(self) -> bool:
         """Whether more of the worst error comes from a layer's operands than from its own results."""
         _, error, terms = self.worst
-        return self.precision.unit_roundoff * terms / math.sqrt(3) > error / math.sqrt(2)
+        return self.map.precision.unit_roundoff * terms / math.sqrt(3) > error / math.sqrt(2)

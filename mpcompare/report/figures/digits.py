@@ -7,7 +7,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-from mpcompare.precision import PRECISIONS
 from mpcompare.report import digits as maps
 from mpcompare.report.contents import Report
 from mpcompare.report.digits_row import DigitsRow, Map, half_lost
@@ -59,8 +58,7 @@ def _said(row: DigitsRow) -> str:
 
 
 def _panel(axes: Axes, each: Map, rows: Sequence[DigitsRow]) -> None:
-    precision = PRECISIONS[each.precision]
-    u, half = precision.unit_roundoff, half_lost(precision)
+    u, half = each.precision.unit_roundoff, half_lost(each.precision)
     held, heights = round(-math.log2(u)), np.arange(len(rows))
     for part, (marker, colour) in PARTS.items():
         errors = np.array([getattr(row.digits, part) for row in rows])

@@ -30,11 +30,23 @@ def formats() -> Figure:
     """Draws four panels: the range of each format, its relative gaps, its positive numbers around 1, and its numbers
     between 1 and 2."""
     figure = Figure(figsize=(10, 11), layout="constrained")
-    ranges, gaps, numbers, binade = figure.subplots(4, 1, height_ratios=(2.6, 3.6, 2.6, 2.6))
-    _ranges(ranges)
-    _gaps(gaps)
-    _numbers(numbers)
-    _binade(binade)
+    drawn = {
+        _ranges: ("Range: from the smallest positive number to the largest", "value (log scale)"),
+        _gaps: (
+            "Spacing: constant among normal numbers, and up to the number itself among subnormal ones (dot: the end)",
+            "value, at powers of two (log scale)",
+        ),
+        _numbers: (
+            f"Grid: a line for each number from {_power(GRID[0])} to {_power(GRID[1])} (bars: too dense for lines)",
+            "value (log scale)",
+        ),
+        _binade: ("Grid between 1 and 2", "value (log scale); right: how many numbers from 1 to below 2"),
+    }
+    panels = figure.subplots(4, 1, height_ratios=(2.6, 3.6, 2.6, 2.6))
+    for axes, (draw, (title, label)) in zip(panels, drawn.items(), strict=True):
+        draw(axes)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_xlabel(label, fontsize=9)
     return figure
 
 
@@ -48,14 +60,12 @@ def _ranges(axes: Axes) -> None:
         axes.text(largest + 2, place, _largest(limits.max), ha="left", va="center", fontsize=8)
     _rows(axes)
     axes.set_xlim(-172, 152)
-    axes.set_title("Range: from the smallest positive number to the largest", fontsize=10, loc="left")
     axes.legend(
         handles=[Patch(color=SUBNORMAL, label="subnormal"), Patch(color=NORMAL, label="normal")],
         loc="lower right",
         fontsize=8,
     )
     _powers_of_two(axes, 32)
-    axes.set_xlabel("value (log scale)", fontsize=9)
 
 
 def _gaps(axes: Axes) -> None:
@@ -81,13 +91,7 @@ def _gaps(axes: Axes) -> None:
     axes.yaxis.set_major_locator(MultipleLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda power, _: _power(power)))
     axes.set_ylabel("gap to the next / number", fontsize=9)
-    axes.set_xlabel("value, at powers of two (log scale)", fontsize=9)
     axes.grid(alpha=0.3)
-    axes.set_title(
-        "Spacing: constant among normal numbers, and up to the number itself among subnormal ones (dot: the end)",
-        fontsize=10,
-        loc="left",
-    )
 
 
 def _numbers(axes: Axes) -> None:
@@ -103,12 +107,6 @@ def _numbers(axes: Axes) -> None:
     _rows(axes)
     axes.set_xlim(*GRID)
     _powers_of_two(axes, 2)
-    axes.set_xlabel("value (log scale)", fontsize=9)
-    axes.set_title(
-        f"Grid: a line for each number from {_power(GRID[0])} to {_power(GRID[1])} (bars: too dense for lines)",
-        fontsize=10,
-        loc="left",
-    )
 
 
 def _binade(axes: Axes) -> None:
@@ -119,8 +117,6 @@ def _binade(axes: Axes) -> None:
     axes.set_xlim(-0.01, 1.08)
     axes.set_xticks([math.log2(1 + eighth / 8) for eighth in range(9)], [f"{1 + eighth / 8:g}" for eighth in range(9)])
     axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel("value (log scale); right: how many numbers from 1 to below 2", fontsize=9)
-    axes.set_title("Grid between 1 and 2", fontsize=10, loc="left")
 
 
 def _ticks(axes: Axes, place: int, dtype: torch.dtype, ends: tuple[float, float], colour: str) -> None:

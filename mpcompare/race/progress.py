@@ -70,7 +70,7 @@ class Board:
             before = sys.stdout, sys.stderr
             self.until_the_end.enter_context(self.live)
             self.until_the_end.enter_context(_logs_above(before))
-            self._draw()
+            self.refresh(at_once=True)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -115,21 +115,20 @@ class Board:
 
     def refresh(self, at_once: bool = False) -> None:
         """Draws, unless that was done just now."""
-        if self.console.is_terminal and (at_once or time.monotonic() - self.drawn > DRAW_EVERY_S):
-            self._draw()
+        now = time.monotonic()
+        if self.console.is_terminal and (at_once or now - self.drawn > DRAW_EVERY_S):
+            seconds = now - self.since
+            doing = f"{self._doing()} ({seconds:.0f} s)" if seconds >= SIGN_OF_LIFE_S else self._doing()
+            self.live.update(Group(self._stages(), self._bar(now), Text(doing, no_wrap=True)), refresh=True)
             self.drawn = time.monotonic()
 
-    def _draw(self) -> None:
-        now = time.monotonic()
-        seconds = now - self.since
-        doing = f"{self._doing()} ({seconds:.0f} s)" if seconds >= SIGN_OF_LIFE_S else self._doing()
-        self.live.update(Group(self._stages(), self._bar(now), Text(doing, no_wrap=True)), refresh=True)
-
     def _stages(self) -> Table:
-        rows = {
-            name: Text(" ").join(self._sign(stage, marks) for stage, marks in self._shown(name).items())
-            for name in self.folders
-        }
+        rows = {}
+        for name, folder in self.folders.items():
+            shown: dict[str, set[str]] = {}  # the marks of each stage, with the marks of the stages that are part of it
+            for stage, mark in self.timetable.marks(folder):
+                shown.setdefault(HIDDEN.get(stage, stage), set()).add(mark)
+            rows[name] = Text(" ").join(self._sign(stage, marks) for stage, marks in shown.items())
         table = Table.grid(padding=(0, 1))
         if len(self.folders) > 1:  # a run alone needs no name
             room = self.console.width - max(row.cell_len for row in rows.values()) - 2
@@ -138,13 +137,6 @@ class Board:
         for name, row in rows.items():
             table.add_row(*([Text(name)] if len(self.folders) > 1 else []), row)
         return table
-
-    def _shown(self, name: str) -> dict[str, set[str]]:
-        """Returns the marks of each stage that is shown, with the marks of the stages that are part of it."""
-        shown: dict[str, set[str]] = {}
-        for stage, mark in self.timetable.marks(self.folders[name]):
-            shown.setdefault(HIDDEN.get(stage, stage), set()).add(mark)
-        return shown
 
     def _sign(self, stage: str, marks: set[str]) -> Text:
         mark = next(iter(marks)) if len(marks) == 1 else "out" if "out" in marks else "now"

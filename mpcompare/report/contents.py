@@ -54,11 +54,6 @@ class Report:
         return any(entry.run.result.backend == self.baseline for entry in self.entries)
 
     @property
-    def complete(self) -> bool:
-        """Whether every run finished."""
-        return all(entry.ok for entry in self.entries)
-
-    @property
     def differs(self) -> bool:
         """Whether the verdict on any run is that it differs from its reference, or its examination stopped with an
         error."""

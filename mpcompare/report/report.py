@@ -99,7 +99,8 @@ def report(
         print(f"Report: {out / page.NAME}")
     first = next(entry.run for entry in contents.entries if entry.run.result.status != UNREADABLE)
     strict = _configured(first).get("strict", False) if strict is None else strict
-    return contents.complete and not failed and not (strict and contents.differs)
+    complete = all(entry.ok for entry in contents.entries)
+    return complete and not failed and not (strict and contents.differs)
 
 
 def _written(out: Path) -> dict[str, int]:

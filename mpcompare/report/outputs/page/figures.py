@@ -4,7 +4,7 @@ figure has."""
 import io
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.kit import WIDTH
-from mpcompare.report.figures.registry import FIGURES, ReportFigure
+from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.verdicts import COLOURS
 
 WIDE = 1.25 * WIDTH  # inches: a wider figure takes both columns
@@ -34,18 +34,9 @@ _ID = re.compile(r' id="([^"]*)"')
 _REFERENCE = re.compile(r'(url\(#|href="#)([^")]*)')
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A figure on the page."""
-
-    figure: ReportFigure
-    svg: Markup
-    wide: bool
-
-
-def drawn(comparison: Comparison, report: Report, place: int) -> Iterator[Drawn]:
-    """Yields the figures of one comparison that have something to show, each with a text in its place. ``place`` is the
-    number of the comparison on the page, from 0."""
+def drawn(comparison: Comparison, report: Report, place: int) -> Iterator[dict[str, Any]]:
+    """Yields what the templates show of each figure of one comparison that has something to show, with a text in its
+    place. ``place`` is the number of the comparison on the page, from 0."""
     untitled = replace(comparison, title="", dataset="", not_the_same="")  # the page says these above the figures
     alone = Report([untitled], report.baseline)
     labels = ", ".join(entry.label for entry in comparison.entries)
@@ -53,7 +44,8 @@ def drawn(comparison: Comparison, report: Report, place: int) -> Iterator[Drawn]
         if figure := each(alone):
             alt = f"{each.title} of {labels}. {each.reading} The tables and checks of this page hold the numbers."
             wide = figure.get_figwidth() > WIDE
-            yield Drawn(each, each.rendered(figure, partial(inline, name=f"{each.name}{place}", alt=alt)), wide)
+            svg = each.rendered(figure, partial(inline, name=f"{each.name}{place}", alt=alt))
+            yield {"figure": each, "svg": svg, "wide": wide}
 
 
 def inline(figure: Figure, name: str, alt: str) -> Markup:

@@ -100,8 +100,7 @@ def _part(report: Report, place: int) -> dict[str, Any]:
 
 
 def _series(comparison: Comparison) -> dict[str, Any]:
-    """Returns the numbers of the finished runs by step, which the page draws with one cursor over all of them; None is
-    a step without a value."""
+    """Returns the numbers of the finished runs by step, which a script draws; None is a step without a value."""
     steps = sorted({int(step) for entry in comparison.finished for step in entry.run.steps["step"]})
     every = math.ceil(len(steps) / POINTS) or 1
     runs = [_run(place, entry, steps[::every]) for place, entry in enumerate(comparison.finished)]

@@ -37,19 +37,15 @@ class VerdictWords:
 
 def answers(comparison: Comparison) -> list[VerdictWords]:
     """Returns the verdicts on the runs of a comparison, what differs first."""
-    labels = {entry.run.name: entry.label for entry in comparison.entries}
-    return [
-        _answer(comparison, entry, labels) for entry in sorted(comparison.entries, key=lambda entry: entry.word.rank)
-    ]
+    return [_answer(comparison, entry) for entry in sorted(comparison.entries, key=lambda entry: entry.word.rank)]
 
 
-def _answer(comparison: Comparison, entry: Entry, labels: dict[str, str]) -> VerdictWords:
+def _answer(comparison: Comparison, entry: Entry) -> VerdictWords:
     if not entry.ok or (verdict := entry.verdict) is None:
         return VerdictWords(entry.label, entry.word, f": {entry.run.result.status}: {entry.error}")
-    other = labels.get(verdict.reference or "", verdict.reference or "")
-    checked = CheckedRun(entry)
+    reference, checked = comparison.reference(entry), CheckedRun(entry)
+    other = reference.label if reference else verdict.reference or ""
     failed, count = checked.first_failed, len(checked.bars)
-    anchor = failed.anchor if failed else ""
     match verdict.word:
         case Word.SAME:
             more = f" as {other} in {count} checks"
@@ -70,6 +66,7 @@ def _answer(comparison: Comparison, entry: Entry, labels: dict[str, str]) -> Ver
             more = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""
     more += f"; {verdict.sees}" if verdict.sees and verdict.word is not Word.DIFFERS else ""
     cause = verdict.cause if verdict.word is Word.DIFFERS else ""
+    anchor = failed.anchor if failed else ""
     return VerdictWords(entry.label, verdict.said, more, ", ".join(verdict.unchecked), anchor, cause)
 
 

@@ -104,8 +104,7 @@ def _drawn(step_ms: Sequence[float]) -> int:
 def _time(
     racing: list[Racer], rules: Rules, board: "Board", name: str | None
 ) -> tuple[list[tuple[Racer, list[float]]], Finish]:
-    """Times rounds of blocks until the rules say that it is enough; returns the entrants that are left, with the
-    milliseconds a step of each of their blocks."""
+    """Times rounds of blocks until the rules say that it is enough; returns who is left, and their times."""
     _show(racing, 0, math.inf, 0.0, rules, board)
     from mpcompare.race import intervals  # scipy is slow to import, and --help imports this file
 

@@ -79,8 +79,7 @@ def answers(comparison: Comparison) -> list[Answer]:
 
 
 def _right(comparison: Comparison) -> list[Sentence]:
-    """Returns sentences on wrong runs first, then on runs that may be right or wrong, then on right runs. Runs that did
-    not finish come last: nothing is known of them."""
+    """Returns sentences on wrong runs first, then on doubtful, right and unfinished runs."""
     of_word: dict[Word, list[tuple[Entry, Verdict]]] = {}
     for entry in comparison.finished:
         if verdict := entry.verdict:

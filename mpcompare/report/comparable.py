@@ -120,7 +120,8 @@ def group(runs: Sequence[Run], allow: Sequence[str]) -> list[list[Run]]:
     for run in sorted(runs, key=lambda run: (not run.task_identity, run.result.machine is None)):
         alike = groups.setdefault(_asked_for(run, allow), [])
         among = alike if run.task_identity else [g for each in groups.values() for g in each]
-        fitting = [g for g in among if not differing(g[0], run, allow) and _same_facet(g[0], run)]
+        here = facet(run)  # a run that does not know it fits every place
+        fitting = [g for g in among if not differing(g[0], run, allow) and (not here or facet(g[0]) in ({}, here))]
         own = [g for g in fitting if sweep(run) in map(sweep, g)]
         own = own or [g for g in fitting if run.folder.parent in [other.folder.parent for other in g]]
         if chosen := own or fitting:
@@ -130,11 +131,6 @@ def group(runs: Sequence[Run], allow: Sequence[str]) -> list[list[Run]]:
     place = {id(run): number for number, run in enumerate(runs)}
     every = [sorted(g, key=lambda run: place[id(run)]) for alike in groups.values() for g in alike]
     return sorted(every, key=lambda g: place[id(g[0])])
-
-
-def _same_facet(a: Run, b: Run) -> bool:
-    of_a, of_b = facet(a), facet(b)
-    return all(of_a[key] == of_b[key] for key in of_a if key in of_b)
 
 
 def varied(runs: Sequence[Run]) -> list[str]:

@@ -281,12 +281,8 @@ def _options(runs: Sequence[Run]) -> list[str]:
             if len(set(values)) > 1 and values.count(value) <= len(values) / 2:
                 yield f"{key}={value}"
 
-    every = [options(run) for run in runs]
-    alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for run, own in zip(runs, every, strict=True):
-        alike.setdefault((run.result.backend, run.result.precision), []).append(own)
-    named = zip(runs, every, strict=True)
-    return [" ".join(words(own, alike[run.result.backend, run.result.precision])) for run, own in named]
+    every = [((run.result.backend, run.result.precision), options(run)) for run in runs]
+    return [" ".join(words(own, [each for other, each in every if other == kind])) for kind, own in every]
 
 
 def _sweeps(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
@@ -298,8 +294,7 @@ def _sweeps(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
 
 
 def _labels(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
-    """Backend and precision (once where they are the same word) and variant; where runs share these, also the engine,
-    and in the end the folder."""
+    """Backend, precision (once where both are one word) and variant; where runs share these, engine or folder, too."""
 
     def labels(*keys: str) -> list[str]:
         words = ([*(str(run.recorded.get(key, "")) for key in keys), v] for run, v in zip(runs, variants, strict=True))

@@ -96,7 +96,14 @@ class GradientTable:
     def worst(self) -> list[tuple[str, str] | None]:
         """By row, the tensor that is farthest above its limit, and the colour of its run; None where every error is
         within its limit."""
-        return [self._worst(row) for row in self.rows]
+        found: list[tuple[str, str] | None] = []
+        for row in self.rows:
+            ratios = self.ratios[row].fillna(0.0).to_numpy()
+            run, tensor = divmod(int(ratios.argmax()), len(row))
+            name = f"  {row[tensor]}" if len(row) > 1 else ""
+            text = f"{ratios[run, tensor]:.3g}{name}"
+            found.append((text, kit.colour(self.runs[run].place)) if ratios[run, tensor] > 1 else None)
+        return found
 
     @property
     def width(self) -> float:
@@ -122,14 +129,6 @@ class GradientTable:
     def _name(self, tensors: Sequence[str]) -> str:
         first, *others = {self.kind(tensor) for tensor in tensors}
         return grouping.span(tensors) or ("all tensors" if others else first)
-
-    def _worst(self, tensors: list[str]) -> tuple[str, str] | None:
-        ratios = self.ratios[tensors].fillna(0.0).to_numpy()
-        run, tensor = divmod(int(ratios.argmax()), len(tensors))
-        if ratios[run, tensor] <= 1:
-            return None
-        name = f"  {tensors[tensor]}" if len(tensors) > 1 else ""
-        return f"{ratios[run, tensor]:.3g}{name}", kit.colour(self.runs[run].place)
 
 
 def gradients_of(runs: Sequence[Judged]) -> GradientTable:

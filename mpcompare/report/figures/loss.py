@@ -31,7 +31,7 @@ def loss(report: Report) -> Figure | None:
     drawn = [comparison.finished for comparison in report.finished]
     most = max(map(len, drawn), default=0)
     if most > MANY:
-        return kit.parts_of(report.finished, drawn, _differences, 0.6 + INCHES * _rows_of(most), width=9)
+        return kit.parts_of(report.finished, drawn, _differences, 0.6 + INCHES * math.ceil(most / IN_ROW), width=9)
     classes = any(_has_accuracy(entry) for entries in drawn for entry in entries)
     height = (8.0 if classes else 6.1) + max((kit.more_rows(_names(entries)) for entries in drawn), default=0)
     return kit.parts_of(report.finished, drawn, partial(_part, classes=classes), height)
@@ -109,16 +109,12 @@ def _held_out(place: int) -> dict[str, Any]:
     return {**kit.dashed(place), "linewidth": 0.8, **marks}
 
 
-def _rows_of(runs: int) -> int:
-    return math.ceil(runs / IN_ROW)
-
-
 def _differences(part: SubFigure, entries: Sequence[Entry]) -> None:
-    """Draws a panel for each run that is compared with a baseline: its difference to the baseline's loss on a log axis,
-    before the differences of all others in grey."""
+    """Draws a panel for each run that has a baseline: its difference on a log axis, before all others' in grey."""
     compared = [entry for entry in entries if not entry.is_baseline and len(entry.loss_diff)]
     curves = [entry.loss_diff.where(entry.loss_diff > 0) for entry in compared]
-    panels = [*part.subplots(max(_rows_of(len(compared)), 1), IN_ROW, sharex=True, sharey=True, squeeze=False).flat]
+    rows = max(math.ceil(len(compared) / IN_ROW), 1)
+    panels = [*part.subplots(rows, IN_ROW, sharex=True, sharey=True, squeeze=False).flat]
     for axes, entry, own in zip(panels, compared, curves, strict=False):
         for others in curves:
             axes.plot(others.index, others, color="0.85", linewidth=0.6)

@@ -59,8 +59,7 @@ def _operators(runs: Iterable[Run]) -> list[str]:
 
 
 def _memory(axes: Axes, entries: Sequence[Entry], operators: Sequence[str]) -> None:
-    """Three rows a run: the model, stacked by kind (where there is none the measured peak, by operator); the measured
-    peak; the rise of the resident set."""
+    """Three rows a run: the model by kind, or else the peak by operator; the measured peak; the rise of RSS."""
     far = FAR * max(map(_longest, entries))
     for place, entry in enumerate(entries):
         result = entry.run.finished

@@ -1,12 +1,13 @@
 """Squares: they leave fp16 long before their mean's root does, in norms of gradients and of layers."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mpcompare.pitfalls.grid import stored
+from mpcompare.pitfalls.grid import smallest, stored
 from mpcompare.pitfalls.pitfall import Line, in_formats, number, pitfall
 
 BIG, SMALL = 300.0, 1e-4
@@ -24,28 +25,17 @@ def mean_of_squares() -> Iterator[Line]:
     def root(value: float, dtype: torch.dtype) -> Tensor:
         return torch.full((4096,), value, dtype=dtype).float().square().mean().sqrt().to(dtype)
 
-    limits = torch.finfo(torch.float16)
-    yield Line(
-        f"the mean of squares of {number(BIG)}",
-        in_formats(lambda dtype: mean(BIG, dtype)),
-        f"A square of {number(BIG**2)} is above {number(limits.max)}, fp16's largest number.",
-    )
-    yield Line(
-        f"the mean of squares of {number(SMALL)}",
-        in_formats(lambda dtype: mean(SMALL, dtype)),
-        f"A square of {number(SMALL**2)} is below half of {number(limits.smallest_normal * limits.eps)}, fp16's "
-        "smallest number.",
-    )
-    yield Line(
-        f"the root of the mean, in fp32, of {number(BIG)}",
-        in_formats(lambda dtype: root(BIG, dtype)),
-        "The mean may not fit, but its root is as large as the values.",
-    )
-    yield Line(
-        f"the root of the mean, in fp32, of {number(SMALL)}",
-        in_formats(lambda dtype: root(SMALL, dtype)),
-        "In fp32 the small squares are there, and the root is as large as the values.",
-    )
+    largest, least = number(torch.finfo(torch.float16).max), number(smallest(torch.float16))
+    for value, why in (
+        (BIG, f"A square of {number(BIG**2)} is above {largest}, fp16's largest number."),
+        (SMALL, f"A square of {number(SMALL**2)} is below half of {least}, fp16's smallest number."),
+    ):
+        yield Line(f"the mean of squares of {number(value)}", in_formats(partial(mean, value)), why)
+    for value, why in (
+        (BIG, "The mean may not fit, but its root is as large as the values."),
+        (SMALL, "In fp32 the small squares are there, and the root is as large as the values."),
+    ):
+        yield Line(f"the root of the mean, in fp32, of {number(value)}", in_formats(partial(root, value)), why)
 
 
 @pitfall(

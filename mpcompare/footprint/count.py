@@ -1,7 +1,6 @@
 """The footprint of each recipe: the bytes that are live at the fullest moment of its first steps, by kind."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,19 +128,16 @@ def _kinds_of_what_stays(backend: Any, live: Live) -> dict[int, str]:
         "compute copies": list(backend.model.parameters()) if optimizer else [],
         "buffers": list(backend.model.buffers()) if optimizer else [],
         "params": updated or [*backend.model.parameters(), *backend.model.buffers()],
-        "optimizer state": list(_state(optimizer)) if optimizer else [],
+        "optimizer state": _state(optimizer) if optimizer else [],
     }
     return {id(live.allocation(tensor)): kind for kind, tensors in groups.items() for tensor in tensors}
 
 
-def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Yields the tensors of an optimizer's state."""
-    for state in optimizer.state.values():
-        for value in state.values():
-            if isinstance(value, Quantized):
-                yield from (value.codes, value.scales)
-            elif isinstance(value, Tensor):
-                yield value
+def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Returns the tensors of an optimizer's state."""
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    parts = [each for v in values for each in ((v.codes, v.scales) if isinstance(v, Quantized) else (v,))]
+    return [each for each in parts if isinstance(each, Tensor)]
 
 
 def _kind_of_what_goes(allocation: Allocation) -> str:

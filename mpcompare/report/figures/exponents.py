@@ -111,21 +111,16 @@ def _losses(counts: Counts, scale: float) -> tuple[list[str], dict[str, str]]:
 
 def update_ratio(report: Report) -> Figure | None:
     """Draws histograms of the updates over their weights; None where no format of the runs would lose an update."""
-    drawn = [(run, _limits(runs)) if (run := histograms.counted(runs)) else None for runs in judged(report)]
-    if not any(_loses(*each) for each in drawn if each):
-        return None
-    return parts_of(report.finished, drawn, _updates, 3.6, 1.75 * WIDTH, "no run counted exponents")
-
-
-def _limits(runs: Sequence[Judged]) -> dict[str, float]:
-    asked = {PRECISIONS[run.precision].storage.name for run in runs}
-    return {name: limit for name, limit in ROUNDOFF.items() if name in asked}
-
-
-def _loses(run: Judged, limits: Mapping[str, float]) -> bool:
-    """Returns whether any update would be lost in a format of the limits."""
-    counts = run.exponents("updates")["first"].values()
-    return any(lost_updates(each)[name] > 0 for each in counts for name in limits)
+    drawn: list[tuple[Judged, Mapping[str, float]] | None] = []
+    loses = False
+    for runs in judged(report):
+        asked = {PRECISIONS[run.precision].storage.name for run in runs}
+        limits = {name: limit for name, limit in ROUNDOFF.items() if name in asked}
+        run = histograms.counted(runs)
+        drawn.append((run, limits) if run else None)
+        counts = run.exponents("updates")["first"].values() if run else ()
+        loses |= any(lost_updates(each)[name] > 0 for each in counts for name in limits)
+    return parts_of(report.finished, drawn, _updates, 3.6, 1.75 * WIDTH, "no run counted exponents") if loses else None
 
 
 def _updates(part: SubFigure, drawn: tuple[Judged, Mapping[str, float]]) -> None:

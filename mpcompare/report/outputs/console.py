@@ -128,25 +128,19 @@ def tables(columns: Sequence[Column[Any]], rows: Sequence[Cells], names: int, wi
     each = zip(columns, *rows, strict=True)
     sizes = [max(_size(cell, column.wraps) for cell in (column.heading, *cells)) for column, *cells in each]
     named = list(range(names))
-    chosen: list[int] = []
+    parts: list[list[int]] = [[]]  # the columns of each table
     for at in range(names, len(columns)):
-        if chosen and sum(sizes[each] + GAP for each in [*named, *chosen, at]) - GAP + EDGES > width:
-            yield _table(columns, rows, names, [*named, *chosen])
-            chosen = []
-        chosen.append(at)
-    yield _table(columns, rows, names, [*named, *chosen])
-
-
-def _table(columns: Sequence[Column[Any]], rows: Sequence[Cells], names: int, chosen: Sequence[int]) -> Table:
-    """Returns a table of the chosen columns. Rows that show nothing in them but their names are left out."""
-    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    for at in chosen:
-        column = columns[at]
-        table.add_column(column.heading, justify=column.justify, no_wrap=not column.wraps)
-    for row in rows:
-        if any(str(row[at]) for at in set(chosen) - set(range(names))):
-            table.add_row(*(row[at] for at in chosen))
-    return table
+        if parts[-1] and sum(sizes[each] + GAP for each in [*named, *parts[-1], at]) - GAP + EDGES > width:
+            parts.append([])
+        parts[-1].append(at)
+    for chosen in parts:
+        table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+        for column in (columns[at] for at in [*named, *chosen]):
+            table.add_column(column.heading, justify=column.justify, no_wrap=not column.wraps)
+        for row in rows:
+            if any(str(row[at]) for at in chosen):  # a row that shows nothing but its names is left out
+                table.add_row(*(row[at] for at in [*named, *chosen]))
+        yield table
 
 
 def _size(cell: str | Text, wraps: bool) -> int:

@@ -70,7 +70,7 @@ def race(
             able.append(entrant)
             trained(entrant.name)
     blocks, finish = _time(able, rules, board, name)
-    for entrant, step_ms in blocks:
+    for entrant, step_ms in blocks.items():
         _turn(entrant, replace(finish, compared=_drawn(step_ms)), board)
 
 
@@ -102,43 +102,42 @@ def _drawn(step_ms: Sequence[float]) -> int:
 
 
 def _time(
-    racing: list[Racer], rules: Rules, board: "Board", name: str | None
-) -> tuple[list[tuple[Racer, list[float]]], Finish]:
+    racing: Sequence[Racer], rules: Rules, board: "Board", name: str | None
+) -> tuple[dict[Racer, list[float]], Finish]:
     """Times rounds of blocks until the rules say that it is enough; returns who is left, and their times."""
     _show(racing, 0, math.inf, 0.0, rules, board)
     from mpcompare.race import intervals  # scipy is slow to import, and --help imports this file
 
     start = time.monotonic()
-    blocks: dict[int, list[float]] = {id(entrant): [] for entrant in racing}
+    blocks: dict[Racer, list[float]] = {entrant: [] for entrant in racing}  # milliseconds a step, without who is gone
 
     def widest() -> float:
-        times = [blocks[id(entrant)] for entrant in racing]
-        if len(times) == 1:
-            return intervals.interval(times[0]).half_width
-        return max((intervals.ratio(a, b).half_width for a, b in itertools.combinations(times, 2)), default=math.inf)
+        if len(blocks) == 1:
+            return intervals.interval(*blocks.values()).half_width
+        return max(intervals.ratio(a, b).half_width for a, b in itertools.combinations(blocks.values(), 2))
 
     look, half_width = MIN_ROUNDS, math.inf
     for rounds in itertools.count(1):
         untimed, seed = (_UNFORESEEN.getrandbits(32) for _ in range(2))
-        for entrant in _order(racing, rounds):
+        for entrant in _order([*blocks], rounds):
             if turn := _block(entrant, untimed, Time(rounds, seed), board):
-                blocks[id(entrant)].append(turn.step_ms)
+                blocks[entrant].append(turn.step_ms)
             else:
-                racing = [other for other in racing if other is not entrant]
+                del blocks[entrant]
         seconds = time.monotonic() - start
-        done = not racing or seconds * (rounds + 1) / rounds > rules.budget_s  # another would end too late
-        if racing and (done or rounds == look):
+        done = not blocks or seconds * (rounds + 1) / rounds > rules.budget_s  # another would end too late
+        if blocks and (done or rounds == look):
             half_width = widest()
             done |= half_width <= rules.rel_ci
             look = _next_look(rounds, half_width, rules.rel_ci)
-        _show(racing, rounds, half_width, seconds, rules, board)
+        _show([*blocks], rounds, half_width, seconds, rules, board)
         if done:
             stopped = "rel_ci" if half_width <= rules.rel_ci and rounds >= MIN_ROUNDS else "budget"
-            finish = Finish(rounds, stopped, half_width, seconds, name if len(racing) > 1 else None, compared=0)
+            finish = Finish(rounds, stopped, half_width, seconds, name if len(blocks) > 1 else None, compared=0)
             break
-    if racing:
+    if blocks:
         board.line(describe_timing(finish))
-    return [(entrant, blocks[id(entrant)]) for entrant in racing], finish
+    return blocks, finish
 
 
 def _order(racing: Sequence[Racer], rounds: int) -> list[Racer]:

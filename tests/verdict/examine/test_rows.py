@@ -1,5 +1,7 @@
 """The rows that each call of a network had, and a backend that takes them in another order under dropout."""
 
+import re
+
 import pytest
 import torch
 from support.judging import compared_with_amp
@@ -24,6 +26,13 @@ def calls(*inputs):
 
 def test_rows_that_were_rounded_are_as_given():
     assert as_given(calls(X[:3].bfloat16(), X[3:].bfloat16()), BATCHES)
+
+
+def test_rows_of_other_numbers_are_in_order_where_each_is_nearest_to_its_own():
+    x = X.to(torch.float8_e4m3fn).float()
+    assert as_given(calls(x[:3], x[3:]), BATCHES)
+    assert not as_given(calls(x[[1, 0, 2]], x[3:]), BATCHES)
+    assert not as_given(calls(torch.zeros(3, 2, 3), x[3:]), BATCHES)
 
 
 def rows(*inputs, batches=BATCHES):
@@ -93,6 +102,21 @@ def test_rows_in_another_order_under_dropout(backend, word, cause):
     verdict = compared_with_amp(backend, task, digits(0, task.samples), "bf16", steps=4)
     assert (verdict.word, verdict.cause) == (word, cause)
     assert "training (it draws other random numbers, such as masks of dropout)" in verdict.unchecked
+
+
+class Coarse(Amp):
+    """Gives the network inputs of 8 bits."""
+
+    def forward(self, x, y):
+        return super().forward(x.to(torch.float8_e4m3fn).float(), y)
+
+
+@pytest.mark.slow
+def test_other_inputs_are_named():
+    task = Task(Wide, "cross_entropy", Sgd(lr=0.1), 32, 32 * 6)
+    verdict = compared_with_amp(Coarse, task, digits(0, task.samples), "bf16", steps=2)
+    assert (verdict.word, verdict.cause) == ("differs", "forward pass")
+    assert re.match(r"what arrives at the network in the first step is \d\.\d % off", verdict.because)
 
 
 class SumOfMeans(Amp):

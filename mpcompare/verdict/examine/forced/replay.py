@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from mpcompare.contract import Batches
 from mpcompare.dtypes import as_complex
 from mpcompare.instruments import fp32_products
+from mpcompare.tasks.batch import tensors_of
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
@@ -31,7 +32,7 @@ from mpcompare.verdict.examine.forced.network import ForcedNetwork
 from mpcompare.verdict.examine.forced.own_products import halves_within
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_real
-from mpcompare.verdict.examine.forced.rows import as_given, factor_of, rows_of
+from mpcompare.verdict.examine.forced.rows import as_given, close, factor_of, given_for, rows_of
 from mpcompare.verdict.examine.forced.weights import backward
 from mpcompare.verdict.examine.numerics import in_part, numbers
 from mpcompare.verdict.examine.parts_of_batch import shares_of
@@ -86,7 +87,12 @@ class Replay(ForcedNetwork):
         if not self.as_given:
             return self._take_other_rows(calls)
         loss, targets = 0.0, [y for _, y in self.step.batches]
-        for call, y, share in zip(calls, targets, shares_of(self.step.loss_fn, targets), strict=True):
+        shares = shares_of(self.step.loss_fn, targets)
+        for number, (call, (x, y), share) in enumerate(zip(calls, self.step.batches, shares, strict=True)):
+            for place, (given, own) in enumerate(zip(given_for(call, x), tensors_of(x), strict=True), start=1):
+                if not close(given, own):
+                    point = Point("input", "", number, -place)
+                    self.tell(point, given, self.arithmetic.operand(own.to(self.dtype)), given.dtype)
             part = self._loss(self._output_of(call), y) * share
             loss += part.item()
             backward([part * self.arithmetic.kept], [None])

@@ -71,7 +71,8 @@ class Calls:
         self.recorder.open, self.recorder.whole = [], []  # drops what a call left that stopped with an error
         self._drop_lost()
         params = dict(self.network.named_parameters())
-        others = self._others(params)
+        computed = {name: self._given(p) for name, p in params.items() if id(p) not in self.names}
+        others = {n: Other(slot, self.spool.copy(params[n])) for n, slot in computed.items() if isinstance(slot, Slot)}
         own = {
             name: p if name not in others or others[name].slot.is_leaf else self.params[name]
             for name, p in params.items()
@@ -110,11 +111,6 @@ class Calls:
             others=others,
             foreign=bool(inputs),
         )
-
-    def _others(self, params: Mapping[str, Tensor]) -> dict[str, Other]:
-        """Returns the parameters of a call that the loop has computed."""
-        slots = {name: self._given(p) for name, p in params.items() if id(p) not in self.names}
-        return {n: Other(slot, self.spool.copy(params[n])) for n, slot in slots.items() if isinstance(slot, Slot)}
 
     def _given(self, value: Tensor) -> Slot | Own | None:
         """Returns the slot of an input of the network that the loop has computed, or its name if the input is a

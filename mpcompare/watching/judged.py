@@ -51,7 +51,9 @@ def as_examined(
 def as_case(look: Look, seen: Sum, replay: Replayed) -> Case:
     """Returns a sum of gradients as a case for the judge, whose reference is exact."""
     order = [name for name in replay.dtypes for _ in seen.record.calls[name]]
-    recipe = Recipe(batch_size=_rows(seen), accumulate=len(seen.roots))
+    given = [[v for v in call.inputs if isinstance(v, Tensor) and v.dim()] for call in seen.record.calls[OUTPUT]]
+    rows = sum(len(each[0]) for each in given if each) or 1
+    recipe = Recipe(batch_size=rows, accumulate=len(seen.roots))
     run = as_examined(look, replay.precision, recipe, _longest_sum(look.network, seen), order)
     both = ({"first": layers} if layers is not None else {} for layers in (replay.layers, replay.reference))
     own, exact = (replace(run.findings, replays=replays) for replays in both)
@@ -67,12 +69,6 @@ def _longest_sum(network: nn.Module, seen: Sum) -> int:
             module, outputs = network.get_submodule(name), [v for call in calls for v in call.outputs if is_real(v)]
             lengths.append(sum(of_a_channel(module, v) for v in outputs if v.dim() > 1))
     return max(lengths, default=1)
-
-
-def _rows(seen: Sum) -> int:
-    """Returns the number of rows that the network was given."""
-    tensors = [[v for v in call.inputs if isinstance(v, Tensor) and v.dim()] for call in seen.record.calls[OUTPUT]]
-    return sum(len(each[0]) for each in tensors if each) or 1
 
 
 def failed(checks: Iterator[Check]) -> Iterator[Defect]:

@@ -12,11 +12,12 @@ hooks have changed is put back.
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -81,14 +82,9 @@ class HooksWithin:
         self._before = module._forward_pre_hooks
         self._weights, self.sources = list(computed), frozenset(part for parts in computed.values() for part in parts)
 
-    def take_off(self) -> None:
-        """Takes off the hooks before the call if they compute weights."""
-        if self._weights:
-            self.module._forward_pre_hooks = OrderedDict()
-
-    def put_back(self) -> None:
-        """Puts the hooks before the call on again."""
-        self.module._forward_pre_hooks = self._before
+    def taken_off(self) -> AbstractContextManager[Any]:
+        """Takes off the hooks before the call, if they compute weights, while it is entered."""
+        return mock.patch.object(self.module, "_forward_pre_hooks", OrderedDict() if self._weights else self._before)
 
     @contextmanager
     def called(self, half: torch.dtype | None) -> Iterator[None]:
@@ -102,16 +98,10 @@ class HooksWithin:
                     rounding = exact.detach().to(half).to(exact.dtype) - exact.detach()
                     setattr(module, name, exact + rounding)
 
-        self.put_back()
-        after, self.module._forward_hooks = self.module._forward_hooks, OrderedDict()
-        handle = self.module.register_forward_pre_hook(round_) if self._weights and half is not None else None
-        try:
-            yield
-        finally:
-            if handle is not None:
-                handle.remove()
-            self.module._forward_hooks = after
-            self.take_off()
+        with mock.patch.multiple(self.module, _forward_pre_hooks=self._before, _forward_hooks=OrderedDict()):
+            rounds = self._weights and half is not None
+            with self.module.register_forward_pre_hook(round_) if rounds else nullcontext():
+                yield
 
 
 @contextmanager

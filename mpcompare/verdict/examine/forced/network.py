@@ -1,9 +1,10 @@
 """A network whose layers pass on what a step had there, and not what they compute."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -81,28 +82,21 @@ class ForcedNetwork:
     @contextmanager
     def forcing(self) -> Iterator[None]:
         """Puts a forced forward in the place of the forward of each recorded layer, and of the network."""
-        originals, hooks = {}, {}
         self.is_forcing = True
-        for name, module in self.network.named_modules():
-            # A layer that writes into its input would write into the record, so it shall not. A dropout in place draws
-            # by another operator than a plain dropout, so it stays in place, and gets a copy.
-            if hasattr(module, "inplace") and not (isinstance(module, DROPOUT) and name in self.record.calls):
-                with suppress(AttributeError):  # it may be a property that nobody can write
-                    module.inplace = False
-            if name in self.record.calls:
-                originals[module], hooks[module] = module.forward, HooksWithin(module)
-                module.forward = self._forced(name, module, hooks[module])
-                hooks[module].take_off()
-        whole = self.network.forward
-        originals.setdefault(self.network, whole)
-        self.network.forward = self._outermost(whole)
-        try:
+        with ExitStack() as replaced:
+            for name, module in self.network.named_modules():
+                # A layer that writes into its input would write into the record, so it shall not. A dropout in place
+                # draws by another operator than a plain dropout, so it stays in place, and gets a copy.
+                if hasattr(module, "inplace") and not (isinstance(module, DROPOUT) and name in self.record.calls):
+                    with suppress(AttributeError):  # it may be a property that nobody can write
+                        module.inplace = False
+                if name in self.record.calls:
+                    hooks = HooksWithin(module)
+                    replaced.enter_context(mock.patch.object(module, "forward", self._forced(name, module, hooks)))
+                    replaced.enter_context(hooks.taken_off())
+            whole = self._outermost(self.network.forward)
+            replaced.enter_context(mock.patch.object(self.network, "forward", whole))
             yield
-        finally:
-            for module in originals:
-                del module.forward
-            for each in hooks.values():
-                each.put_back()
 
     def _outermost(self, whole: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the forward of the network, whose output is compared. A forward may call itself, as a forward that is

@@ -101,18 +101,12 @@ class ForcedNetwork:
     def _outermost(self, whole: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the forward of the network, whose output is compared. A forward may call itself, as a forward that is
         given a batch and returns its loss does."""
-        under_way: list[Callable[..., Any]] = []
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if under_way:
-                return whole(*args, **kwargs)
-            under_way.append(whole)
-            try:
+            with mock.patch.object(self.network, "forward", whole):
                 result = whole(*args, **kwargs)
-                with self.choosing.within():
-                    return self.output(result)
-            finally:
-                under_way.clear()
+            with self.choosing.within():
+                return self.output(result)
 
         return forward
 
@@ -155,15 +149,14 @@ class ForcedNetwork:
                 writes = not is_torchs(module) or getattr(module, "inplace", False)
                 given = [v.clone() if is_real(v) else v for v in values] if writes else values
                 again, named = tree_unflatten(given, spec)
-                forced, module.forward = module.forward, original
+                forward = mock.patch.object(module, "forward", original)
                 limits = limits_as_recorded(call, self.dtype)
                 choosing = self.choosing.within(call.places, call.near, call.choices)
-                try:
-                    with limits, choosing, hooks.called(half_of(module, call)), self.weights.multiplying_in(halves):
-                        return tree_flatten(functional_call(module, params, again, named))[0]
-                finally:
-                    self._note_casts(f"output {name}")
-                    module.forward = forced
+                multiplying = self.weights.multiplying_in(halves)
+                with forward, limits, choosing, hooks.called(half_of(module, call)), multiplying:
+                    results = tree_flatten(functional_call(module, params, again, named))[0]
+                self._note_casts(f"output {name}")
+                return results
 
             assert call.spec is not None
             self._note_casts(f"input {name}")

@@ -142,8 +142,9 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
     if names := found.still_scaled:
         because = f"the gradients of {listed(names)} are still multiplied by the loss scale {taken.scale:g} {where}, "
         yield Defect("gradient scaled", names[0], because + "and those of other parameters are not")
-    if because := _clipped_with_others(taken, found):
-        yield Defect("clip", next(n for n in taken.clipped_scaled if n in taken.outside), f"{because} them {where}")
+    others = [n for n in taken.clip.norms if n in taken.clip.scaled - taken.settings.keys()] if taken.clip else []
+    if because := _clipped_with(others, taken, found):
+        yield Defect("clip", others[0], f"{because} them {where}")
     if (usual := _clipped_scaled(taken, found)) is not None:
         because = f"the gradients are clipped to a norm of {usual:g} before they are divided by the loss scale "
         because += f"{found.scale:g} {where} ({found.before_unscale[0]}): what is left has a norm of "
@@ -155,23 +156,22 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         yield Defect("clip", "", because + f"{most / found.scale:.3g}")
 
 
-def _clipped_with_others(taken: Taken, found: HandedOn) -> str:
-    """Returns a clause on a norm to which torch's function clips, if it holds gradients that are still scaled: a scaler
-    divides only the gradients of one optimizer by the loss scale. The clause is empty for any other norm."""
-    others = {n: norm for n, norm in taken.outside.items() if n in taken.clipped_scaled}
-    own = taken.clipped.keys() - taken.clipped_scaled
-    if not (others and own and taken.unscaled and taken.asked and taken.asked[1] == 2 and found.one):
+def _clipped_with(others: Sequence[str], taken: Taken, found: HandedOn) -> str:
+    """Returns a clause on a norm to which torch's function clips, if it holds gradients of others that are still
+    scaled: a scaler divides only the gradients of one optimizer by the loss scale. It is empty for any other norm."""
+    clip = taken.clip
+    if clip is None or not (others and taken.unscaled and found.scale != 1 and clip.asked[1] == 2 and found.one):
         return ""
-    rest = math.hypot(*taken.clipped.values(), *(norm for n, norm in taken.outside.items() if n not in others))
-    total = math.hypot(rest, *others.values())
-    with_others, alone = (factor_of_norm(norm, taken.asked[0]) for norm in (total, rest))
-    if not math.isclose(found.factor, with_others, rel_tol=1e-4) or math.isclose(with_others, alone, rel_tol=1e-4):
+    own = clip.norms.keys() & taken.settings.keys()
+    rest, total = (clip.norm_of(names, 1.0) for names in (clip.norms.keys() - set(others), clip.norms))
+    with_others, alone = (factor_of_norm(norm, clip.asked[0]) for norm in (total, rest))
+    is_so = math.isclose(found.factor, with_others, rel_tol=1e-4) and not own <= clip.scaled
+    if not is_so or math.isclose(with_others, alone, rel_tol=1e-4):
         return ""
-    whose = "another optimizer" if taken.sum and others.keys() <= taken.sum.grads.keys() else "no optimizer"
     return (
-        f"the norm to which gradients are clipped holds the gradients of {listed(others)}, which {whose} has and which "
-        f"are still multiplied by the loss scale {taken.scale:g}: the norm is {total:.4g}, and {rest:.4g} "
-        "without"
+        f"the norm to which gradients are clipped holds the gradients of {listed(others)}, which this optimizer does "
+        f"not have and which are still multiplied by the loss scale {taken.scale:g}: the norm is {total:.4g}, and "
+        f"{rest:.4g} without"
     )
 
 

@@ -42,6 +42,11 @@ class HandedOn:
         return step.asked is not None and any(math.isclose(norm, step.asked[0], rel_tol=1e-3) for norm in norms)
 
     @property
+    def is_with_others(self) -> bool:
+        """Whether torch's function clipped gradients of others together with these."""
+        return self.together > self.norm * (1 + SAME)
+
+    @property
     def still_scaled(self) -> list[str]:
         """The parameters whose factors are the loss scale times the least factor: nobody divided their gradients."""
         least = min((f for f in self.factors.values() if f > 0), default=math.nan)
@@ -80,13 +85,12 @@ def handed_on(step: Taken) -> HandedOn:
     parts = [part for part, _ in step.order]
     # A fused optimizer unscales in its step, after all these parts.
     end = parts.index("unscale") if "unscale" in parts else len(parts) if step.unscaled else 0
-    scaled = step.clipped_scaled
     earlier = [f"{part} at {line}" for part, line in step.order[:end] if clips(part)]
-    if step.clip and not earlier and step.unscaled and set(step.clipped).intersection(scaled):
-        earlier = [f"norm at {step.clip.line}"]  # another optimizer has taken its step since
-    sizes = {n: each / scale if n in scaled else each for n, each in (step.clipped | step.outside).items()}
-    own = math.hypot(*(sizes[n] for n in step.clipped))
-    together = norm * math.hypot(*sizes.values()) / own if own else norm
+    together, clip = norm, step.clip
+    if clip and (own := clip.norm_of(step.settings, scale)):
+        together = norm * clip.norm_of(clip.norms, scale) / own
+    if clip and not earlier and step.unscaled and scale != 1 and not clip.scaled.isdisjoint(step.settings):
+        earlier = [f"norm at {clip.line}"]  # another optimizer has taken its step since
     return HandedOn(factor * scale, one, norm, together, rest, factors, short, scale, earlier)
 
 
@@ -155,7 +159,7 @@ def _times(seen: Sequence[Taken], steps: Sequence[HandedOn]) -> list[float]:
     factors, norms = [rounded(h.factor) for h, _ in pairs], {h.clip_norm for h, _ in pairs}
     is_single = len({t.sum for _, t in pairs}) == 1
     is_norm = len(norms) < len(pairs) or (is_single and float(f"{factors[0]:.1g}") != factors[0])
-    if not pairs or is_norm or len(set(factors)) > 1 or any(t.outside or h.is_clipped(t) for h, t in pairs):
+    if not pairs or is_norm or len(set(factors)) > 1 or any(h.is_with_others or h.is_clipped(t) for h, t in pairs):
         return []
     by_hand = any(part == "norm" for _, t in pairs if t.asked is None for part, _ in t.order)
     return [] if by_hand else factors

@@ -1,7 +1,7 @@
 """The parts of a loop that was seen: sums of gradients, and the steps that optimizers took with them."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,6 +112,12 @@ class CalledClip:
     line: str  # the line of the user's code
     # by parameter the norms of the gradients before; empty where one optimizer has all of them
     norms: Mapping[str, float]
+    scaled: frozenset[str]  # those of them that nobody had divided since backward: they hold the loss scale
+
+    def norm_of(self, names: Iterable[str], scale: float) -> float:
+        """Returns the norm of some of these gradients together, without the loss scale."""
+        own = ((n, self.norms[n]) for n in names if n in self.norms)
+        return math.hypot(*(norm / scale if n in self.scaled else norm for n, norm in own))
 
 
 @dataclass
@@ -164,24 +170,6 @@ class Taken:
     def overflowed(self) -> list[str]:
         """The parameters of the optimizer whose gradients held inf or NaN as backward left them."""
         return [n for n, norm in self.norms.items() if n in self.given and not math.isfinite(norm)]
-
-    @property
-    def outside(self) -> dict[str, float]:
-        """The norms of the gradients that were clipped together with its own."""
-        return {n: norm for n, norm in self.clip.norms.items() if n not in self.settings} if self.clip else {}
-
-    @property
-    def clipped(self) -> dict[str, float]:
-        """The norms of its own gradients when they were clipped together with others."""
-        return {n: norm for n, norm in self.clip.norms.items() if n in self.settings} if self.clip else {}
-
-    @property
-    def clipped_scaled(self) -> list[str]:
-        """The parameters whose gradients held the loss scale when they were clipped together with others. No scaler
-        divides those that no optimizer has."""
-        left = self.sum.grads if self.sum and self.scaled and self.scale != 1 else {}
-        norms = self.clip.norms.items() if self.clip and left else ()
-        return [n for n, each in norms if each and (n not in left or math.isclose(each, left[n].norm, rel_tol=1e-4))]
 
     @property
     def losses(self) -> list[float]:

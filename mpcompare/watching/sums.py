@@ -222,7 +222,12 @@ class Sums:
         if any(t is next(iter(grads.values()), None) for t in targets):  # it may be called with one after the other
             is_alone = len(self.attached.optimizers) == 1 and grads.keys() <= self.owned()
             norms = {} if is_alone else {n: total_norm({n: numbers(g)}, 2.0) for n, g in grads.items()}
-            self.clips |= dict.fromkeys(grads, CalledClip(asked, line_of_user(), norms))
+            self.left.keep()
+            raw = {n: left.norm for n, left in self.left.kept.items() if n in norms}
+            scaled = {n for n, norm in raw.items() if norm and math.isclose(norms[n], norm, rel_tol=1e-4)}
+            if scaled or "unscale" in dict(self.order):  # else the loop divides by hand, and may well divide all
+                scaled |= norms.keys() - raw.keys()  # a scaler divides no gradient that no optimizer has
+            self.clips |= dict.fromkeys(grads, CalledClip(asked, line_of_user(), norms, frozenset(scaled)))
 
     def _has_any(self, values: Sequence[Any]) -> bool:
         """Returns whether some of these values are gradients of weights, or of their masters."""

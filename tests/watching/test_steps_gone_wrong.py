@@ -174,12 +174,34 @@ def test_a_clip_of_the_gradients_of_two_optimizers(unscaled):
             scaler.step(each)
     causes = [
         "the gradients are clipped to a norm of 0.1 before they are divided by the loss scale 64 in step 1",
-        "holds the gradients of 1.weight, 1.bias, which another optimizer has and which are still multiplied by",
+        "holds the gradients of 1.weight, 1.bias, which this optimizer does not have and which are still multiplied by",
     ][unscaled : unscaled + 1]
     assert len(seen.defects) == len(causes)
     assert all(cause in str(defect) for cause, defect in zip(causes, seen.defects, strict=True))
     assert (seen.facts["clip_norm"] == 0.1) == (unscaled == 2)
     assert seen.facts["clip_place"] == ("after unscaling" if unscaled == 2 else "before unscaling")
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_clip_of_all_gradients_also_of_those_made_in_turns_or_in_no_optimizer(by_hand):
+    model = two_layers()
+    one, other = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    with mpcompare.watch(model, other if by_hand else [one, other], steps=2) as seen:
+        x, y = few()
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+        if by_hand:
+            for p in model.parameters():
+                p.grad.div_(64.0)
+        else:
+            other.zero_grad()
+            scaler.scale(F.cross_entropy(model[1](model[0](x).detach()), y.flip(0))).backward()
+            scaler.unscale_(one)
+            scaler.unscale_(other)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        one.step()
+        other.step()
+    assert (seen.defects, seen.facts["clip_norm"]) == ([], 0.01)
 
 
 def each_apart(model):

@@ -85,7 +85,6 @@ class Steps:
             shared = {key: _number(value) for key, value in group.items() if key != "params"}
             settings |= {name: shared for name, _ in self._named(group["params"])}
         scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
-        clip = next((self.sums.clips[n] for n, _ in owned if n in self.sums.clips), None)
         by_hand = total is not None and scale != 1 and any(factor == scale for factor, _ in total.factors())
         return Taken(
             optimizer=name,
@@ -99,8 +98,7 @@ class Steps:
             scales_another=self._multiplied,
             unscaled=name in self._unscaled,
             order=list(self.sums.order),
-            asked=clip.asked if clip is not None else self.sums.asked,
-            clip=clip,
+            clip=next((self.sums.clips[n] for n, _ in owned if n in self.sums.clips), None),
             dtypes={n: dtype_name(p.dtype) for n, p in owned},
             in_backward=in_backward(),
         )

@@ -142,8 +142,6 @@ class Taken:
     unscaled: bool = False  # whether the gradients were divided by the scale
     skipped: bool = False  # whether the scaler left the step out
     order: list[tuple[str, str]] = field(default_factory=list)  # the parts of the step: what was done, and the line
-    # the norm, and its type, to which ``clip_grad_norm_`` was asked to clip; None where nobody asked
-    asked: tuple[float, float] | None = None
     clip: CalledClip | None = None  # the call that clipped its gradients
     dtypes: dict[str, str] = field(default_factory=dict)  # the dtypes of the parameters
     # the parameters whose gradient is sparse, and has a row in several parts, which are added one by one
@@ -170,6 +168,11 @@ class Taken:
     def overflowed(self) -> list[str]:
         """The parameters of the optimizer whose gradients held inf or NaN as backward left them."""
         return [n for n, norm in self.norms.items() if n in self.given and not math.isfinite(norm)]
+
+    @property
+    def asked(self) -> tuple[float, float] | None:
+        """The norm, and its type, to which ``clip_grad_norm_`` was asked to clip its gradients; None: nobody asked."""
+        return self.clip.asked if self.clip is not None else None
 
     @property
     def losses(self) -> list[float]:

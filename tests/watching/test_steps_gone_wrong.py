@@ -204,6 +204,19 @@ def test_a_clip_of_all_gradients_also_of_those_made_in_turns_or_in_no_optimizer(
     assert (seen.defects, seen.facts["clip_norm"]) == ([], 0.01)
 
 
+def test_a_clip_for_one_optimizer_is_none_for_another():
+    model = two_layers()
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
+    with mpcompare.watch(model, optimizers, steps=1) as seen:
+        x, y = few()
+        F.cross_entropy(model(x), y).backward()
+        model[0].bias.grad.mul_(0.5)
+        nn.utils.clip_grad_norm_(model[1].parameters(), 100.0)
+        for each in optimizers:
+            each.step()
+    assert seen.facts["factors"] == {"1": ["0.weight"], "0.5": ["0.bias"]}
+
+
 def each_apart(model):
     for number, layer in enumerate(model, start=1):
         nn.utils.clip_grad_norm_(layer.parameters(), 0.01 * number)

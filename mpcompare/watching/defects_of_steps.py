@@ -259,8 +259,8 @@ def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:
         if again and same and step.given and _is_like(step, before):
             because = f"step {number} updates with the gradients of step {number - 1} once more: no backward came "
             yield Defect("update again", "", because + "between")
-    modes = {number: step.sum.training for number, step in enumerate(taken, start=1) if step.sum is not None}
-    if any(modes.values()) and list(modes.values()) == sorted(modes.values(), reverse=True) and not all(modes.values()):
-        number = next(number for number, training in modes.items() if not training)
-        because = f"the network is in evaluation mode from step {number} on, and was in training mode before"
+    modes = [(n, was.sum.training, now.sum.training) for n, was, now in in_turn(taken) if was.sum and now.sum]
+    left = [number for number, was, now in modes if was and not now]
+    if left and not any(now and not was for _, was, now in modes):
+        because = f"the network is in evaluation mode from step {left[0]} on, and was in training mode before"
         yield Defect("state", "", because)

@@ -363,3 +363,13 @@ def test_gradients_that_fp16_cannot_hold_are_named_where_nobody_scales_the_loss(
             optimizer.zero_grad()
     assert {defect.cause for defect in seen.defects} == causes
     assert all("% off: its numbers are below 6.1e-05" in defect.sentence for defect in seen.defects)
+def test_a_backbone_may_train_in_evaluation_mode_after_a_head_in_the_other():
+    head, backbone = nn.Linear(4, 3), nn.Linear(4, 3).eval()
+    optimizers = [sgd(head), sgd(backbone)]
+    with mpcompare.watch([head, backbone], optimizers, steps=1) as seen:
+        for network, optimizer in zip((head, backbone), optimizers, strict=True):
+            loss_of(network).backward()
+            optimizer.step()
+    assert not defects(seen)
+
+

@@ -12,8 +12,6 @@ from mpcompare.verdict.examine.unseen import Unseen
 from mpcompare.watching.spool import Spool
 from mpcompare.watching.steps import LeftGradient
 
-OURS = 4  # references to a gradient: two lists of this module, its variable, and the argument of ``getrefcount``
-
 
 class Left:
     """The gradients that the last backward left.
@@ -75,9 +73,12 @@ class Left:
         return grad is not None and grad is self.grads.get(name) and grad._version == self._versions[name]
 
     def is_held(self) -> bool:
-        """Returns whether the loop keeps gradients that it has cleared: then we are not the last to refer to one."""
-        cleared = [g for name, g in self.grads.items() if self.params[name].grad is not g]
-        return any(sys.getrefcount(g) > OURS for g in cleared)
+        """Returns whether the loop keeps all gradients that it has cleared: then we are not the last to refer to them.
+        A variable that is left over refers to one of several."""
+        cleared = {name: g for name, g in self.grads.items() if self.params[name].grad is not g}
+        own = {"": torch.empty(0)}  # two dictionaries refer to it, as to a gradient that the loop has let go
+        (ours,) = _references(dict(own))
+        return bool(cleared) and min(_references(cleared)) > ours
 
     def has_any(self, values: Sequence[Any], others: Sequence[Tensor]) -> bool:
         """Returns whether some of these values are gradients that backward left, or ``others``."""
@@ -92,6 +93,11 @@ class Left:
 def is_there(grad: Tensor | None) -> bool:
     """Returns whether a gradient has any number but 0."""
     return grad is not None and bool(numbers(grad).any())
+
+
+def _references(tensors: Mapping[str, Tensor]) -> list[int]:
+    """Returns how many objects refer to each tensor, among them some of our own."""
+    return [sys.getrefcount(t) for t in tensors.values()]
 
 
 def _written(p: Tensor) -> tuple[int, int]:

@@ -290,7 +290,15 @@ def nothing(totals, params):
     pass
 
 
-@pytest.mark.parametrize("takes", [sums_in_place, sums_at_once, keeps_the_gradients, nothing])
+LEFT_OVER = {}
+
+
+def leaves_one_over(totals, params):
+    for p in params:
+        LEFT_OVER["grad"] = p.grad  # as the variable of a loop that checks gradients
+
+
+@pytest.mark.parametrize("takes", [sums_in_place, sums_at_once, keeps_the_gradients, leaves_one_over, nothing])
 def test_a_loop_may_sum_gradients_that_it_clears(takes):
     """A loop that clears gradients and has not taken them loses them."""
     model = nn.Linear(4, 3)
@@ -302,12 +310,12 @@ def test_a_loop_may_sum_gradients_that_it_clears(takes):
                 optimizer.zero_grad()
                 loss_of(model).backward()
                 takes(totals, params)
-            if takes is not nothing:
+            if not (loses := takes in (leaves_one_over, nothing)):
                 kept = totals[len(params) :]
                 for number, p in enumerate(params):
                     p.grad = sum((each[number] for each in kept), totals[number])
             optimizer.step()
-    assert {defect.cause for defect in seen.defects} == ({"accumulation"} if takes is nothing else set())
+    assert {defect.cause for defect in seen.defects} == ({"accumulation"} if loses else set())
 
 
 def test_signs_of_gradients_have_no_scale():

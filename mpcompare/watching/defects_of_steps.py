@@ -117,16 +117,14 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         because = f"the loss was multiplied by {scales.pop():g}, and its gradients are divided by {taken.scale:g} "
         yield Defect("gradient scaled", "", because + f"{where}: the loss scale was updated in between")
         return
-    is_clip = found.one or any(clips(part) for part, _ in taken.order)  # a sign, for one, has no scale
+    is_clip = found.one or any(clips(part) for part, _ in taken.order)
     tail_known = not any(root.hidden for root in taken.sum.roots) if taken.sum else False
     if found.scale != 1 and found.one and math.isclose(found.factor, found.scale, rel_tol=SAME):
         because = f"the optimizer gets gradients times the loss scale {taken.scale:g} {where}: nobody divided them "
         yield Defect("gradient scaled", "", because + "by it")
-    elif found.scale != 1 and not taken.unscaled and found.factor > 1 + SAME and is_clip:
-        because = (
-            f"the optimizer gets gradients times {short(found.factor)} {where}: they are clipped, and still scaled"
-        )
-        yield Defect("gradient scaled", "", because)
+    elif found.scale != 1 and not taken.unscaled and found.factor > (1 + SAME if is_clip else _most_divided(taken)):
+        because = f"the optimizer gets gradients times {short(found.factor)} {where}: they are "
+        yield Defect("gradient scaled", "", because + f"{'clipped' if is_clip else 'changed'}, and still scaled")
     elif found.scale != 1 and math.isclose(found.factor * found.scale, 1, rel_tol=SAME):
         because = f"the gradients are divided by the loss scale {taken.scale:g} twice {where}"
         yield Defect("gradient scaled", "", because)
@@ -154,6 +152,19 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         clamps = next(part for part in found.before_unscale if "clamp" in part)
         because += f"{where} ({clamps}): what is left is at most "
         yield Defect("clip", "", because + f"{most / found.scale:.3g}")
+
+
+def _most_divided(taken: Taken) -> float:
+    """Returns the largest factor of gradients that somebody may have divided by the loss scale, if no clip has changed
+    them.
+
+    Their factor is then that of the loop's own change. It is that factor times the loss scale if nobody divided them. A
+    change is as likely to multiply as to divide. So both are equally likely at the square root of the scale. A sign has
+    no scale.
+    """
+    sizes = [g[g != 0].abs() for g in taken.given.values()]
+    is_sign = all(bool((each == each[:1]).all()) for each in sizes)
+    return math.inf if is_sign else max(math.sqrt(taken.scale), 1 + SAME)
 
 
 def _clipped_with(others: Sequence[str], taken: Taken, found: HandedOn) -> str:

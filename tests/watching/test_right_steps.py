@@ -318,7 +318,17 @@ def test_a_loop_may_sum_gradients_that_it_clears(takes):
     assert {defect.cause for defect in seen.defects} == ({"accumulation"} if loses else set())
 
 
-def test_signs_of_gradients_have_no_scale():
+@pytest.mark.parametrize(
+    ("change", "causes"),
+    [
+        (lambda g: g.sign(), set()),
+        (lambda g: g / 1024 + 1e-3 * torch.randn_like(g), set()),
+        (lambda g: g + torch.randn_like(g), {"gradient scaled"}),
+        (lambda g: g - g.mean(), {"gradient scaled"}),
+        (lambda g: g * 0.5 ** g.dim(), {"gradient scaled"}),
+    ],
+)
+def test_changed_gradients_that_nobody_divides_are_named_and_signs_have_no_scale(change, causes):
     model = nn.Linear(4, 3)
     optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=1024.0)
     with mpcompare.watch(model, optimizer, steps=2) as seen:
@@ -327,10 +337,10 @@ def test_signs_of_gradients_have_no_scale():
                 loss = loss_of(model)
             scaler.scale(loss).backward()
             for p in model.parameters():
-                p.grad.sign_()
+                p.grad.copy_(change(p.grad))
             optimizer.step()
             optimizer.zero_grad()
-    assert not defects(seen)
+    assert {defect.cause for defect in seen.defects} == causes
 
 
 def test_gradients_of_0_are_not_those_of_the_step_before():
@@ -357,6 +367,16 @@ def test_a_network_that_stays_in_evaluation_mode_is_named(modes, causes):
     assert {defect.cause for defect in seen.defects} == causes
 
 
+def test_a_backbone_may_train_in_evaluation_mode_after_a_head_in_the_other():
+    head, backbone = nn.Linear(4, 3), nn.Linear(4, 3).eval()
+    optimizers = [sgd(head), sgd(backbone)]
+    with mpcompare.watch([head, backbone], optimizers, steps=1) as seen:
+        for network, optimizer in zip((head, backbone), optimizers, strict=True):
+            loss_of(network).backward()
+            optimizer.step()
+    assert not defects(seen)
+
+
 @pytest.mark.parametrize(("scale", "causes"), [(None, {"underflow"}), (2.0**20, set())])
 def test_gradients_that_fp16_cannot_hold_are_named_where_nobody_scales_the_loss(scale, causes):
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 5))
@@ -371,13 +391,3 @@ def test_gradients_that_fp16_cannot_hold_are_named_where_nobody_scales_the_loss(
             optimizer.zero_grad()
     assert {defect.cause for defect in seen.defects} == causes
     assert all("% off: its numbers are below 6.1e-05" in defect.sentence for defect in seen.defects)
-def test_a_backbone_may_train_in_evaluation_mode_after_a_head_in_the_other():
-    head, backbone = nn.Linear(4, 3), nn.Linear(4, 3).eval()
-    optimizers = [sgd(head), sgd(backbone)]
-    with mpcompare.watch([head, backbone], optimizers, steps=1) as seen:
-        for network, optimizer in zip((head, backbone), optimizers, strict=True):
-            loss_of(network).backward()
-            optimizer.step()
-    assert not defects(seen)
-
-

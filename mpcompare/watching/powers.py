@@ -1,55 +1,61 @@
-"""The power of the loss scale in each term of a loss. It is 1 where a scaler multiplied the term once."""
+"""The power of the loss scale in each term of a loss. It is 1 where a scaler multiplied the term once.
 
-import itertools
+The losses are computed again with the loss scale, twice and four times the scale. The gradient of a term with the power
+p becomes 2^p and 4^p times what it was. Where all terms have the power 1, gradients are doubled, and doubled again.
+"""
+
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.autograd.function import Function
 
 from mpcompare.numerals import digits_of, short
 from mpcompare.tasks import functions
-from mpcompare.watching.events import Called, Op, Own, Root, Slot
+from mpcompare.verdict.examine.forced.arithmetic import Arithmetic
+from mpcompare.verdict.examine.forced.kernels import Kernels
+from mpcompare.verdict.examine.forced.record import Call, is_real
+from mpcompare.watching.events import Called, Op, Root, Slot, needed
 from mpcompare.watching.examining import Replayed
 from mpcompare.watching.handing_on import handed_on
 from mpcompare.watching.judged import Defect
 from mpcompare.watching.looking import Look
-from mpcompare.watching.steps import PRODUCTS, SUMS, WEIGHS, Sum, Taken
-from mpcompare.watching.tape import given
+from mpcompare.watching.network_then import as_it_was, without_autocast
+from mpcompare.watching.own_functions import told
+from mpcompare.watching.replaying import FromTheRoot, RecordedSum, recorded_sum
+from mpcompare.watching.steps import PRODUCTS, Sum, Taken
 
-Powers = frozenset[float]  # the powers of the terms of a value; NaN: the tape cannot tell
-NOTHING, OWN, UNKNOWN = Powers(), Powers({0.0}), Powers({math.nan})
-QUOTIENTS = ("div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__")
-POWERS = ("pow", "pow_", "__pow__")
-EXPONENTS = {"square": 2.0, "sqrt": 0.5, "norm": 1.0, "vector_norm": 1.0, "linalg_norm": 1.0, "linalg_vector_norm": 1.0}
-LINEAR = {
-    *WEIGHS, "stack", "cat", "concat", "view", "reshape", "flatten", "expand", "unsqueeze", "permute", "transpose",
-    "contiguous", "clone", "double", "__getitem__", "__setitem__",
-}  # fmt: skip
+LEAST = 1e-5  # a smaller part of a gradient is none of its terms: a user may add 1e-8 to the norm that divides a term
+TIMES = (1.0, 2.0, 4.0)  # the factors of the loss scale
+SAME = 0.01  # distance of equal powers
+FEW = 4  # digits of a number that nobody has computed
 
 
 def of_terms(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
     """Yields terms of a loss that are not multiplied by the loss scale, or more than once. All gradients are divided by
-    it once.
+    it once. The losses of one update are examined.
 
     Args:
         sums: replays whose gradients are right. So no hook has scaled a term.
     """
+    if not all(each.by_scaler for each in look.taken):  # some terms may be for an optimizer without a scaler
+        return
     for number, taken in enumerate(look.taken, start=1):
         replay = sums.get(taken.sum) if taken.sum is not None else None
         if taken.sum is None or replay is None or replay.layers is None or not _is_plain(taken):
             continue
-        if not all(each.by_scaler for each in look.taken):  # some terms may be for an optimizer without a scaler
-            return
-        for root, powers in powers_of(taken.sum, taken.given.keys(), taken.scale):
-            for power in () if any(map(math.isnan, powers)) else sorted(powers):
-                if power == 0 or power >= 2:
-                    how = "is" if power else "is not"
-                    times = {0.0: "", 2.0: " twice"}.get(power, f" {power:g} times")
-                    because = f"a term of the loss of update {number} ({root.line}) {how} multiplied by the loss scale"
-                    counts = f"{short(taken.scale ** (power - 1))} times" if power else f"1/{short(taken.scale)} of"
-                    yield Defect("loss scale", "", f"{because}{times}: it counts {counts} what was meant")
+        for root, power in _powers(look, taken):
+            times = "" if not power else " twice" if power == 2 else f" {power} times"
+            because = (
+                f"a term of the loss of update {number} ({root.line}) {'is' if power else 'is not'} multiplied by "
+            )
+            counts = f"{short(taken.scale ** (power - 1))} times" if power else f"1/{short(taken.scale)} of"
+            yield Defect("loss scale", "", f"{because}the loss scale{times}: it counts {counts} what was meant")
+        return
 
 
 def _is_plain(taken: Taken) -> bool:
@@ -61,85 +67,95 @@ def _is_plain(taken: Taken) -> bool:
     return is_same and found.one and not found.rest
 
 
-def powers_of(seen: Sum, names: Set[str], scale: float) -> Iterator[tuple[Root, Powers]]:
-    """Yields each backward that reaches some of these parameters, and the powers of the loss scale in its loss."""
-    known: dict[Slot, Powers] = {}
-
-    def of(leaf: object) -> Powers:
-        if isinstance(leaf, Slot):
-            return known.get(leaf, UNKNOWN if leaf.hidden else NOTHING)
-        return OWN if isinstance(leaf, Own) and leaf.name in names else NOTHING
-
-    for event in seen.tape:
-        if isinstance(event, Called):
-            inputs = NOTHING.union(*map(of, [*event.given.values(), *event.needs()]))
-            prefix = f"{event.part}." if event.part else ""
-            trains = any(name in names and name.startswith(prefix) for name in event.trained)
-            made = UNKNOWN if inputs - OWN else OWN if inputs or trains else NOTHING
-            known |= {slot: made for slot in (*event.slots, *(each.slot for each in event.inner)) if slot is not None}
-        elif isinstance(event, Op):
-            made = _of_op(event, [of(leaf) for leaf in event.leaves], scale)
-            if event.differentiates and made:
-                made = _of_gradient(event, of)
-            known |= {slot: made for slot in (*event.results, event.writes) if slot is not None}
-        elif names & event.gives and not event.hidden and all(g is None for g in event.gradients):
-            yield event, NOTHING.union(*map(of, event.slots))
-
-
-def _of_op(op: Op, leaves: Sequence[Powers], scale: float) -> Powers:
-    """Returns the powers in the result of a function from those in its arguments."""
-    terms = [powers for powers in leaves if powers]
-    every = NOTHING.union(*terms)
-    if op.scaled and op.name == "mul":
-        return Powers(power + 1 for power in every)
-    if not every or (op.name in PRODUCTS and 0 in _numbers(op)):
-        return NOTHING  # a term times 0 has no gradient
-    if op.hidden or any(_may_hold(number, scale) for number in _numbers(op)):
-        return UNKNOWN
-    if (op.name in PRODUCTS or op.func in functions.PRODUCTS) and any(map(_is_weight, op.leaves)):
-        return UNKNOWN
-    if every == OWN or op.name in SUMS:
-        return every
-    if op.name in QUOTIENTS:
-        below = terms[1] if len(terms) == 2 else OWN
-        return Powers(a - b for a in terms[0] for b in below) if leaves[0] else UNKNOWN
-    if op.name in PRODUCTS:
-        return Powers(sum(each) for each in itertools.product(*terms))
-    if op.name in LINEAR:
-        return every
-    exponent = next(_numbers(op), math.nan) if op.name in POWERS else EXPONENTS.get(op.name, math.nan)
-    return Powers(power * exponent for power in every) if len(every) == 1 else UNKNOWN
+def _powers(look: Look, taken: Taken) -> Iterator[tuple[Root, int]]:
+    """Yields each backward with terms of one other power than 1, and this power. The tape cannot tell where backward
+    begins at given gradients, or where a number or a backward method of the loop may hold the scale."""
+    assert taken.sum is not None
+    seen, own, runs = look.sums.spool.back(taken.sum), list[type[Function]](), list[list[Tensor]]()
+    given = needed(seen.ops, (slot for called in seen.calls for slot in called.needs()))
+    if any(isinstance(op, Op) and op.scaled for op in given):  # the network itself is given numbers that are scaled
+        return
+    if any(_may_hold_the_scale(op, taken.scale) for op in seen.ops if not op.scaled):
+        return
+    # A loop may call functions that do not run once more, though the gradients of their results are known.
+    with suppress(Exception), told(lambda kind, _: own.append(kind)), torch.enable_grad(), without_autocast():
+        for times in TIMES:
+            step = recorded_sum(seen, as_it_was(look.network, seen), look.derivatives, Kernels())
+            replay = _OfLosses(step, times)
+            replay.run()
+            runs.append(replay.gradients)
+    if own or len(runs) < len(TIMES):
+        return
+    for root, once, twice, fourfold in zip(seen.roots, *runs, strict=False):
+        # Terms of the power p leave 2^p - 2 and 4^p - 4 times their gradient, and terms of the power 1 leave nothing.
+        left, more = float((twice - 2 * once).norm()), float((fourfold - 4 * once).norm())
+        is_plain = not root.gives.isdisjoint(taken.given) and all(g is None for g in root.gradients)
+        if is_plain and left * taken.scale > LEAST * float(once.norm()):  # a term that is not scaled counts little
+            power = math.log2(max(more / left - 2, 0.5))
+            if power > -SAME and abs(power - round(power)) < SAME and round(power) != 1:
+                yield root, round(power)
 
 
-def _of_gradient(op: Op, of: Callable[[object], Powers]) -> Powers:
-    """Returns the powers in the gradients that ``torch.autograd.grad`` has made."""
-    args, kwargs = tree_unflatten(op.leaves, op.spec)
-    names = ("outputs", "inputs", "grad_outputs")
-    ends, inputs, weights = (tree_leaves(given(args, kwargs, place, name)) for place, name in enumerate(names))
-    is_plain = all(bool((each == 1).all()) if isinstance(each, Tensor) else each is None for each in weights)
-    is_plain &= not NOTHING.union(*map(of, inputs)) - OWN
-    return NOTHING.union(*map(of, ends)) if is_plain else UNKNOWN
+class _OfLosses(FromTheRoot):
+    """A replay of the losses with another loss scale. It calls the network only if gradients are differentiated.
+
+    Attributes:
+        gradients: of each root the gradients of the outputs of the network, and of parameters, in one row.
+    """
+
+    def __init__(self, step: RecordedSum, times: float) -> None:
+        super().__init__(step, Arithmetic(torch.float64))
+        self.times = times
+        self.outputs: list[Tensor] = []
+        self.gradients: list[Tensor] = []
+
+    @contextmanager
+    def forcing(self) -> Iterator[None]:
+        """Leaves the layers as they are."""
+        yield
+
+    def play(self, op: Op, *args: Any) -> None:
+        if op.scaled and op.name == "mul":
+            op = replace(op, leaves=[self.times * v if is_real(v) else v for v in op.leaves])
+        super().play(op, *args)
+
+    def _called(self, event: Called, call: Call, values: dict[Slot, Tensor]) -> Any:
+        if self.is_open:
+            return super()._called(event, call, values)
+        made = zip(event.slots, call.outputs, strict=True)
+        for slot, value in (*made, *((each.slot, each.value) for each in event.inner)):
+            if slot is not None:
+                self.outputs.append(value.to(self.dtype, copy=True).requires_grad_())
+                values[slot] = self.outputs[-1].clone()  # a loop may write into it
+        return [slot and values[slot] for slot in event.slots]
+
+    def back(self, root: Root, values: Mapping[Slot, Tensor]) -> None:
+        super().back(root, values)
+        leaves = [*self.outputs, *self.weights.between.values()]
+        self.gradients.append(torch.cat([leaf.grad.flatten() for leaf in leaves if leaf.grad is not None]))
+        for leaf in leaves:
+            leaf.grad = None
 
 
-def _is_weight(factor: object) -> bool:
-    """Returns whether a factor has many numbers, and is no mask. The loss of all samples may have left such a gradient,
-    and it carries the loss scale."""
-    if not isinstance(factor, Tensor) or not factor.is_floating_point() or factor.numel() == 1:
-        return False
-    return factor.layout is not torch.strided or bool(((factor != 0) & (factor != 1)).any())
-
-
-def _numbers(op: Op) -> Iterator[float]:
-    """Yields the single numbers that a function is given; whole ones, such as sizes, only where it multiplies."""
-    kinds = (int, float) if op.name in (*PRODUCTS, *QUOTIENTS, *POWERS) else (float,)
-    for leaf in op.leaves:
-        if isinstance(leaf, kinds) or (isinstance(leaf, Tensor) and leaf.numel() == 1 and leaf.is_floating_point()):
-            yield float(leaf)
+def _may_hold_the_scale(op: Op, scale: float) -> bool:
+    """Returns whether a user may have multiplied or divided a number of a function by the loss scale, or many numbers:
+    the loss of all samples may have left such a gradient, and it carries the scale."""
+    singles = [v for v in op.leaves if isinstance(v, (int, float)) or (is_real(v) and v.numel() == 1)]
+    many = (
+        [v for v in op.leaves if is_real(v) and v.numel() > 1]
+        if op.name in PRODUCTS or op.func in functions.PRODUCTS
+        else []
+    )
+    is_mask = (v.layout is torch.strided and bool(((v == 0) | (v == 1)).all()) for v in many)
+    detached = any(
+        isinstance(v, Tensor) and digits_of(float(v)) > FEW for v in singles
+    )  # such as the norm of a gradient
+    return detached or any(_may_hold(float(v), scale) for v in singles) or not all(is_mask)
 
 
 def _may_hold(number: float, scale: float) -> bool:
-    """Returns whether a user may have multiplied or divided a number by the loss scale: 0.1 has few digits, and 0.1 *
-    1024 has more. A number with all digits is held to be a weight, such as 1 / 3, if it is neither large nor small."""
+    """Returns whether a number may hold the loss scale: 0.1 has few digits, and 0.1 * 1024 has more. A number with all
+    digits is held to be a weight, such as 1 / 3, if it is neither large nor small."""
     if number == 0 or not math.isfinite(number):
         return False
     own, others = digits_of(number), [digits_of(number * scale), digits_of(number / scale)]

@@ -15,7 +15,7 @@ class Training:
 
     def __init__(self):
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 5))
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 5, bias=False))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
 
@@ -75,9 +75,57 @@ def penalty(divide, size=torch.Tensor.norm):
     return backward
 
 
+def size_of(t):
+    return 1e-4 * sum(p.square().sum() for p in t.model.parameters())
+
+
+class TimesScale(torch.autograd.Function):
+    """Multiplies a gradient by the loss scale, as the auxiliary losses of Megatron do."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return SCALE * grad
+
+
+def own_function(t, scale):
+    (scale(t.losses()[0]) + TimesScale.apply(size_of(t))).backward()
+
+
+def with_logged(t, scale):
+    loss, term = t.losses()
+    torch.stack([scale(loss + term), loss, size_of(t)])[0].backward()
+
+
+def overwritten(t, scale):
+    kept, size = torch.zeros(1), size_of(t)
+    kept[0] = size
+    kept[0] = scale(t.losses()[0] + size)
+    kept.sum().backward()
+
+
+def whole_number(t, scale):
+    torch.add(scale(t.losses()[0]), size_of(t), alpha=int(SCALE)).backward()
+
+
+def without_gradient(term):
+    return lambda t, scale: (scale(t.losses()[0]) + term(size_of(t))).backward()
+
+
+def given_to_a_layer(t, scale):
+    t.model[2](scale(t.losses()[0]).expand(1, 16)).sum().backward()
+
+
 @pytest.mark.parametrize(
     "backward",
     [
+        own_function, with_logged, overwritten, whole_number, given_to_a_layer,
+        without_gradient(lambda size: (torch.stack([size, size]) * torch.zeros(2)).sum()),
+        without_gradient(lambda size: torch.where(torch.tensor(False), size, 0.0)),
+        without_gradient(lambda size: F.relu(size - 100.0)), without_gradient(lambda size: size - 0.5 * (size + size)),
         all_of_it, each_apart, by_hand, all_parameters, two_passes, of_cached, penalty(lambda grad: grad / SCALE),
         penalty(lambda grad: grad * (1.0 / SCALE)), penalty(lambda grad: grad / grad.norm().detach()),
     ],
@@ -103,6 +151,10 @@ def decay(t, scale):
     (scale(t.losses()[0]) + 1e-4 * sum(p.square().sum() for p in t.model.parameters())).backward()
 
 
+def squared(term):
+    return term * term
+
+
 def twice(t, scale):
     scale(scale(t.losses()[0]) / 2).backward()
 
@@ -110,6 +162,7 @@ def twice(t, scale):
 NEVER = "is not multiplied by the loss scale: it counts 1/1024 of what was meant"
 TWICE = "is multiplied by the loss scale twice: it counts 1024 times what was meant"
 THRICE = "is multiplied by the loss scale 3 times: it counts 1048576 times what was meant"
+FIVE_TIMES = "is multiplied by the loss scale 5 times: it counts 1099511627776 times what was meant"
 
 
 @pytest.mark.parametrize(
@@ -117,6 +170,7 @@ THRICE = "is multiplied by the loss scale 3 times: it counts 1048576 times what 
     [
         (one_of_two, NEVER), (one_of_two_passes, NEVER), (decay, NEVER), (twice, TWICE),
         (penalty(lambda grad: grad), TWICE), (penalty(lambda grad: grad, lambda g: g.square().sum()), THRICE),
+        (penalty(lambda grad: grad, lambda g: squared(squared(sum(row.abs().sum() for row in g)))), FIVE_TIMES),
     ],
 )  # fmt: skip
 def test_a_term_that_is_not_scaled_or_more_than_once(backward, said):

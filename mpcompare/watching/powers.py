@@ -140,17 +140,15 @@ class _OfLosses(FromTheRoot):
 def _may_hold_the_scale(op: Op, scale: float) -> bool:
     """Returns whether a user may have multiplied or divided a number of a function by the loss scale, or many numbers:
     the loss of all samples may have left such a gradient, and it carries the scale."""
-    singles = [v for v in op.leaves if isinstance(v, (int, float)) or (is_real(v) and v.numel() == 1)]
-    many = (
-        [v for v in op.leaves if is_real(v) and v.numel() > 1]
-        if op.name in PRODUCTS or op.func in functions.PRODUCTS
-        else []
-    )
-    is_mask = (v.layout is torch.strided and bool(((v == 0) | (v == 1)).all()) for v in many)
-    detached = any(
-        isinstance(v, Tensor) and digits_of(float(v)) > FEW for v in singles
-    )  # such as the norm of a gradient
-    return detached or any(_may_hold(float(v), scale) for v in singles) or not all(is_mask)
+    is_product = op.name in PRODUCTS or op.func in functions.PRODUCTS
+    for v in op.leaves:
+        if isinstance(v, (int, float)) or (is_real(v) and v.numel() == 1):
+            # A number in a tensor may be computed, such as the norm of a gradient.
+            if _may_hold(float(v), scale) or (isinstance(v, Tensor) and digits_of(float(v)) > FEW):
+                return True
+        elif is_real(v) and is_product and (v.layout is not torch.strided or bool(((v != 0) & (v != 1)).any())):
+            return True
+    return False
 
 
 def _may_hold(number: float, scale: float) -> bool:

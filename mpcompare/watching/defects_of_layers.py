@@ -24,6 +24,7 @@ from mpcompare.watching.network_then import as_it_was
 from mpcompare.watching.steps import Sum, Taken
 from mpcompare.watching.sums import hooks_after
 
+LARGEST_SCALE = 2.0**24  # a gradient that needs a larger one is 0 but for roundings
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
@@ -74,7 +75,7 @@ def _underflow(seen: Sum, replay: Replayed, where: str) -> Iterator[Defect]:
         place = replay.layers.places.get(f"gradient {layer}")
         elements = sum(g.numel() for call in calls for g in call.gradients if g is not None)
         most = math.sqrt(elements) * FORMATS["fp16"].smallest_subnormal / 2
-        if place is not None and min(place.error, most) > COARSEST * place.norm:
+        if place is not None and min(place.error, most) > COARSEST * place.norm > COARSEST * most / LARGEST_SCALE:
             lost[layer] = place.error / place.norm
     if lost:
         first, small = max(lost, key=lost.__getitem__), f"{FORMATS['fp16'].smallest_normal:.2g}"

@@ -391,3 +391,14 @@ def test_gradients_that_fp16_cannot_hold_are_named_where_nobody_scales_the_loss(
             optimizer.zero_grad()
     assert {defect.cause for defect in seen.defects} == causes
     assert all("% off: its numbers are below 6.1e-05" in defect.sentence for defect in seen.defects)
+
+
+def test_a_gradient_that_is_0_but_for_roundings_is_no_underflow():
+    model = nn.Linear(8, 4)
+    optimizer = sgd(model)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        with torch.autocast("cpu", dtype=torch.float16):
+            out = model(torch.randn(16, 8))
+        out.float().softmax(-1).sum(-1).mean().backward()  # it is 1, whatever the output is
+        optimizer.step()
+    assert not defects(seen)

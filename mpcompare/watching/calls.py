@@ -217,6 +217,8 @@ class Calls:
         self.recorder.record = Record(drawn=self.noted.drawn)
         for called in self.made():
             _add(called, self.recorder.record)
+        if not self.recorder.record.calls:
+            self.recorder.others.clear()
 
     def of_sum(self, names: Set[str] | None = None) -> tuple[Record, list[Event], list[Called]]:
         """Returns the record of the layers, the tape, and the calls that a backward has come through.

@@ -145,6 +145,17 @@ def test_evaluation_in_inference_mode_is_no_part_of_a_step():
     assert (causes(seen), seen.not_examined) == ([], [])
 
 
+def test_a_dropout_is_a_layer_though_an_evaluation_with_gradients_came_first():
+    """In evaluation mode it hands on its input, and is no layer."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        F.cross_entropy(model.eval()(few()[0]), few()[1])
+        F.cross_entropy(model.train()(few()[0]), few()[1]).backward()
+        optimizer.step()
+    assert str(seen).startswith("no defect in 1 update: 3 of 3 layers and 4 of 4 parameters")
+
+
 @pytest.mark.slow
 def test_evaluation_with_gradients_is_not_kept():
     torch.manual_seed(0)

@@ -48,8 +48,8 @@ class Recorder(Arrivals):
     Attributes:
         parts: whether the parts of the network may be called by themselves, each as a network.
         copies: the copies of outputs that a layer makes others of.
-        others: the names of the modules that were no layer in a call. They are none in later calls, either: the calls
-            of a layer have the numbers that they have in a replay.
+        others: the names of the modules that were no layer in a call. They are none in later calls of the record,
+            either: the calls of a layer have the numbers that they have in a replay.
         scripts: the names of the modules that take no hooks, since they are scripts of torch.jit.
         makers: by tensor the module that returned it last, the number of the module's call within the call of the
             network, and the place of the tensor among the outputs.

@@ -90,3 +90,28 @@ def test_the_leaves_of_a_nest_come_before_the_tensors_in_its_objects_by_name_and
     held = SimpleNamespace(z=b, y=[c, Output(b)], module=nn.Linear(1, 1))
     nest = [a, held, 3]
     assert [getattr(leaf, "shape", leaf) for leaf in leaves_of(nest)] == [a.shape, held, 3, c.shape, b.shape]
+
+
+class Raising:
+    """Some configurations raise no AttributeError where they have no such attribute."""
+
+    __slots__ = ("missing", "tensor")
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+class Counted(list):
+    reads = 0
+
+    def __iter__(self):
+        self.reads += 1
+        return super().__iter__()
+
+
+def test_an_object_is_read_once_and_asked_for_no_attribute_that_it_has_not():
+    raising, counted = Raising(), Counted([torch.ones(1)])
+    raising.tensor = torch.ones(2)
+    held = SimpleNamespace(raising=raising, **{f"again_{number}": counted for number in range(9)})
+    assert [len(t) for t in leaves_of(held)[1:]] == [1, 2]
+    assert counted.reads == 1

@@ -6,8 +6,9 @@ network stands in the record as one more layer, ``(output)``, which hands on its
 """
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import FunctionType, ModuleType
 from typing import Any
@@ -36,19 +37,40 @@ def is_tracked(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.requires_grad
 
 
-def tensors_in(value: Any, levels: int = LEVELS) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     """Returns the tensors in an object that torch's pytree does not open, such as an instance of a dataclass or a
     distribution: in its attributes, or in its items if it is a dict, in the order of their names. A tensor that is
     there twice is returned once. A tensor itself, and a module, hold none."""
-    if isinstance(value, CLOSED) or not levels:
-        return []
-    own = dict(getattr(value, "__dict__", {}))
-    for kind in type(value).__mro__:
-        own |= {name: getattr(value, name, None) for name in tree_leaves(vars(kind).get("__slots__", ()))}
-    own |= value if isinstance(value, dict) else {}
-    leaves = tree_leaves([each for _, each in sorted(own.items(), key=lambda item: str(item[0]))])
-    found = [t for leaf in leaves for t in ([leaf] if isinstance(leaf, Tensor) else tensors_in(leaf, levels - 1))]
-    return list({id(t): t for t in found}.values())
+    found: dict[int, Tensor] = {}
+    met: dict[int, int] = {}  # by id how many levels within an object were looked at
+
+    def look_into(each: Any, levels: int) -> None:
+        if isinstance(each, Tensor):
+            found.setdefault(id(each), each)
+        if isinstance(each, CLOSED) or met.get(id(each), 0) >= levels:
+            return
+        met[id(each)] = levels
+        if isinstance(each, (list, tuple, deque)) or type(each) is dict:
+            inner, levels = list(each.values() if isinstance(each, dict) else each), levels + 1
+        else:
+            own = _attributes(each) | (each if isinstance(each, dict) else {})
+            inner = [own[name] for name in sorted(own, key=str)]
+        for value in inner:
+            look_into(value, levels - 1)
+
+    if not isinstance(value, Tensor):
+        look_into(value, LEVELS)
+    return list(found.values())
+
+
+def _attributes(value: Any) -> dict[Any, Any]:
+    """Returns the attributes that an object holds itself. Its class computes none of them here: it may raise."""
+    names = [name for kind in type(value).__mro__ for name in tree_leaves(vars(kind).get("__slots__", ()))]
+    own = {}
+    for name in ("__dict__", *names):
+        with suppress(AttributeError):
+            own[name] = object.__getattribute__(value, name)
+    return {**own.pop("__dict__", {}), **own}
 
 
 def leaves_of(nest: Any) -> list[Any]:

@@ -9,10 +9,11 @@
   and FSDP differ there. Softmax and loss compute in no 16-bit format unless amp does.
 - *Another precision* is named only if the gradients fit its oracle better: the largest error is at most a quarter, and
   every tensor is closer. The tensor with that error must be seen, because roundings may move others by far more, as
-  where they send rows to other experts. And it must not be within the roundings of the forced replay, as where a unit
-  at its kink turns in the oracle.
+  where they send rows to other experts. And the forced replay must not show the precision asked for, as where a unit
+  at its kink turns in the oracle: an error within its roundings, and not as small as those of a finer one.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -61,7 +62,7 @@ def checks(case: Case) -> Checks:
 
 def _effective(run: Examined) -> str:
     """Returns the precision that the gradients of the first step show. It is the precision asked for if the tensor with
-    the largest error is not seen, or is right in the forced replay: it is close to another precision's by luck."""
+    the largest error is not seen, or if the forced replay shows this precision: it is close to another by luck."""
     first, replay = run.findings.first.finite, run.findings.replays.get("first")
     if first is None or not first.effective_precision:
         return run.precision
@@ -70,8 +71,16 @@ def _effective(run: Examined) -> str:
     e, once = first.gradients[worst], rounding.get(worst)
     blind = e is not None and once is not None and once.error > COARSEST * e.norm
     replayed = replay.gradients.get(worst) if replay else None
-    is_right = replayed is not None and once is not None and replayed.error <= K * once.error
-    return run.precision if blind or is_right else first.effective_precision
+    if blind or (replayed and once and _is_replayed(run, first.effective_precision, replayed.error, once.error)):
+        return run.precision
+    return first.effective_precision
+
+
+def _is_replayed(run: Examined, other: str, error: float, once: float) -> bool:
+    """Returns whether the forced replay shows the precision asked for, and not the other: an error within the roundings
+    of the former, and not so small that it is nearer to the roundings of a finer one."""
+    finer = PRECISIONS[other].unit_roundoff / PRECISIONS[run.precision].unit_roundoff
+    return (math.sqrt(finer) if finer < 1 else 0.0) * once <= error <= K * once
 
 
 def _products(case: Case) -> Checks:

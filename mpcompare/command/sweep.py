@@ -42,8 +42,9 @@ class Job:
     def config(self) -> DictConfig:
         """The configuration, with Hydra's own node."""
         with flag_override(of_hydra := OmegaConf.structured(HydraConf), "struct", False):
-            place = {"dir": str(self.sweep), "subdir": self.name}
-            of_hydra = OmegaConf.merge(of_hydra, self.hydra, {"sweep": place})
+            # Merged in one go: OmegaConf resolves what a second value replaces, and ${free:...} makes a folder.
+            own = {**self.hydra, "sweep": {"dir": str(self.sweep), "subdir": self.name}}
+            of_hydra = OmegaConf.merge(of_hydra, own)
         config = OmegaConf.create({**self.record_at_start["config"], "hydra": of_hydra})
         OmegaConf.set_struct(config, True)
         return config

@@ -119,6 +119,13 @@ def test_a_race_file_that_was_copied_alone_has_folders_for_its_runs(job, tmp_pat
         ready([replace(job, name="1-fp32")])
 
 
+def test_the_configuration_of_a_job_makes_no_folder(job, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = replace(job, hydra={"sweep": {"dir": "${free:multirun/second}", "subdir": "${hydra.job.num}"}})
+    assert dict(asked.config.hydra.sweep) == {"dir": str(tmp_path), "subdir": "0-amp"}
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_race_does_not_end_the_entrant_of_the_same_name_in_another_sweep(job, tmp_path, monkeypatch):
     """The stages of both stand in one timetable, which says how long all races still take."""
     first = replace(job, hydra={"job": {"env_set": {}}, "overrides": {"task": []}})

@@ -27,7 +27,7 @@ from mpcompare.clean_process import CleanProcess
 from mpcompare.contract import State
 from mpcompare.entrant import blocks, examination, inference, memory, phases, resume, training
 from mpcompare.entrant.plan import Plan
-from mpcompare.entrant.setup import set_up
+from mpcompare.entrant.setup import device_and_precision, set_up
 from mpcompare.entrant.state import Entrant, ExaminedMemory, Fields, Start, Trained
 from mpcompare.entrant.timing import fresh, try_block
 from mpcompare.fields import SetUpRecord
@@ -44,6 +44,7 @@ Take = Callable[[Entrant], Any]
 
 def compete(plan: Plan, recorder: RunRecorder, shared: Shared = ALONE, clean: CleanProcess | None = None) -> Turns:
     """Takes all passes of one run, turn by turn (``race``). Each pass is recorded before the next one begins."""
+    device_and_precision(plan)  # wrong ones end the run before the first of its race trains
     yield Turn()  # the modules that are slow to import are there
     entrant = Entrant(plan, recorder, shared, clean)
     for stage, take in _passes(entrant):

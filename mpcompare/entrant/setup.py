@@ -72,6 +72,12 @@ class Setup:
         return (self.task.micro_batches(x, y) for x, y in drawn_batches(self.dataset, self.task.batch_size, seed))
 
 
+def device_and_precision(plan: Plan) -> tuple[torch.device, str]:
+    """Returns the device of a run, and the name of its precision. Raises InputError where one cannot be had."""
+    device = machine.select_device(plan.device)
+    return device, resolve_precision(plan.precision, plan.make_backend.PRECISIONS, device.type, plan.backend)
+
+
 def set_up(plan: Plan, shared: Shared) -> Setup:
     """Sets the flags of torch that the plan asks for, and makes everything that the passes have in common.
 
@@ -80,8 +86,7 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
         BackendUnavailable: the backend cannot be had here, or cannot train this network.
     """
     machine.set_deterministic(plan.train.deterministic)
-    device = machine.select_device(plan.device)
-    precision = resolve_precision(plan.precision, plan.make_backend.PRECISIONS, device.type, plan.backend)
+    device, precision = device_and_precision(plan)
     loss_scale = plan.loss_scale(precision) if callable(plan.loss_scale) else plan.loss_scale
     uses_tf32 = PRECISIONS[precision].uses_tf32
     fp32_products.set_tf32(uses_tf32)

@@ -63,7 +63,11 @@ def about(entries: Sequence[Entry], one: str, several: str | None = None, *more:
 
 def first_clause(because: str) -> str:
     """Returns the beginning of a reason as the end of a sentence."""
-    words = re.split(r"(?:: |; | \()", because, maxsplit=1)[0].split()
+    return _beginning(re.split(r"(?:: |; | \()", because, maxsplit=1)[0])
+
+
+def _beginning(text: str) -> str:
+    words = text.split()
     return " ".join(words[:WORDS]) + (" ..." if len(words) > WORDS else ".")
 
 
@@ -119,7 +123,11 @@ def _right(comparison: Comparison) -> list[Sentence]:
     said = said or about(judged.get(Word.REFERENCE, []), " is the reference, and there is nothing to compare with it.",
                          " are references, and there is nothing to compare with them.")  # fmt: skip
     gone = [entry for entry in comparison.entries if not entry.ok]
-    said += about([e for e in gone if e.run.result.status != UNREADABLE], " did not finish.")
+    wrong = list(dict.fromkeys(e.error for e in gone if e.run.result.wrong_input))[:MOST]
+    for error in wrong:
+        why = f" refused: {_beginning(error)}"
+        said += about([e for e in gone if e.error == error], f" was{why}", f" were{why}")
+    said += about([e for e in gone if e.run.result.status != UNREADABLE and e.error not in wrong], " did not finish.")
     return said + about([e for e in gone if e.run.result.status == UNREADABLE], " cannot be read.")
 
 

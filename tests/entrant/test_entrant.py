@@ -196,6 +196,12 @@ def test_a_plan_that_cannot_be_followed_is_one_line(change, message):
     assert str(said.value).startswith(message)
 
 
+def test_a_precision_that_the_backend_lacks_ends_a_run_before_any_of_its_race_trains(tmp_path):
+    refused = compete(replan(PLAN, precision="bf16"), RunRecorder(tmp_path, AT_START))
+    with pytest.raises(InputError, match="precision=bf16: backend=fp32 accepts one of auto, fp32"):
+        turn(refused, None)
+
+
 def test_training_of_one_step_says_so():
     part = types.SimpleNamespace
     setup = part(record=part(engine="torch"), dataset=part(name="digits"))

@@ -49,9 +49,11 @@ def test_what_is_wrong_comes_first_then_what_is_not_known_then_what_is_right_the
 
 def test_a_combination_that_is_refused_comes_after_the_only_answer(tmp_path):
     write_run(tmp_path / "0", "amp", "fp16")
-    write_run(tmp_path / "1", "fp32", "fp16", status="failed", losses=())
+    write_run(tmp_path / "1", "fp32", "fp16", status="failed", losses=(), wrong_input=True)
+    write_run(tmp_path / "2", "tf32", "fp16", status="failed", losses=(), wrong_input=True)
     assert said(tmp_path, {"0": Verdict(Word.REFERENCE, reference="0")})["Right?"] == (
-        "amp fp16 is the reference, and there is nothing to compare with it. fp32 fp16 did not finish."
+        "amp fp16 is the reference, and there is nothing to compare with it. "
+        "fp32 fp16 and tf32 fp16 were refused: precision=fp16: no."
     )
 
 

@@ -55,7 +55,7 @@ def write_run(
     for row in more.pop("evals", []):
         recorder.append(EVALS, [dict(zip(COLUMNS[EVALS], row, strict=True))])
     if status == "failed":
-        recorder.add(status=status, error="precision=fp16: no")
+        recorder.add(status=status, error="precision=fp16: no", **more)
     if status == "ok":
         blocks = more.pop("blocks", [step_ms] * 10)
         rounds = _write_blocks(recorder, blocks, more)

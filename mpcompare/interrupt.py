@@ -43,12 +43,14 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def ends_when_interrupted() -> Iterator[None]:
-    """Ends the program with one line and exit code 130 where Ctrl-C or SIGTERM ends the block."""
+    """Ends the program with one line and exit code 130 where Ctrl-C or SIGTERM ends the block. The line ends with what
+    the KeyboardInterrupt says: how to go on, say."""
     try:
         with interruptible():
             yield
-    except KeyboardInterrupt:
-        print("mpcompare: interrupted; what was finished is written", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        said = ("mpcompare: interrupted", "what was finished is written", str(interrupt))
+        print("; ".join(filter(None, said)), file=sys.stderr)
         sys.exit(130)
 
 

@@ -61,12 +61,18 @@ def write_atomically(path: Path, write: Callable[[Path], object], new: bool = Fa
         unfinished.unlink(missing_ok=True)
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Returns whether a run in ``folder``, or below it, has written a checkpoint."""
+    return any(folder.rglob(f"{CHECKPOINTS}/step-*"))
+
+
 def check_unused(field: str, folder: Path, below: bool = False) -> None:
     """Raises InputError if ``folder``, or one ``below`` it, holds a run: nothing that was written is overwritten."""
     for file in (RESULT, STEPS):
         if found := next(folder.glob(f"**/{file}" if below else file), None):
             expected = f"already holds a run ({found}), and nothing is overwritten: name another folder"
-            raise InputError(field, folder, expected)
+            how = f"; resume={folder} goes on with it there" if has_checkpoint(folder) else ""
+            raise InputError(field, folder, expected + how)
 
 
 class RunRecorder:

@@ -10,7 +10,7 @@ from importlib import import_module
 import pytest
 
 from mpcompare.command.verbs import PROGRAMS
-from mpcompare.interrupt import SIGNALS, interruptible, uninterrupted
+from mpcompare.interrupt import SIGNALS, ends_when_interrupted, interruptible, uninterrupted
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,12 @@ def test_ctrl_c_ends_a_program_with_one_line(monkeypatch, capsys, program):
         import_module(f"mpcompare.{program}.__main__").main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == "mpcompare: interrupted; what was finished is written\n"
+
+
+def test_the_line_ends_with_how_to_go_on(capsys):
+    with pytest.raises(SystemExit), ends_when_interrupted():
+        raise KeyboardInterrupt("go on so")
+    assert capsys.readouterr().err == "mpcompare: interrupted; what was finished is written; go on so\n"
 
 
 def test_an_error_stays_an_error_where_nothing_arrived():

@@ -32,6 +32,11 @@ def is_sweep(config: Mapping[str, Any]) -> bool:
     return config["resume"] is not None and (_source(config) / SWEEP).is_file()
 
 
+def how_to_go_on(folder: Path) -> str:
+    """Returns how an interrupted run or sweep in ``folder`` goes on; empty where it has no checkpoint."""
+    return f"the same command with resume={folder} goes on" if records.has_checkpoint(folder) else ""
+
+
 def take_over(races: Sequence[Sequence[Job]]) -> None:
     """Takes into the folders of jobs the files of the sweeps that the jobs resume. Raises InputError where such a sweep
     had other jobs, or its files cannot be read or copied."""
@@ -125,7 +130,7 @@ class _Left:
 
     @property
     def has_checkpoint(self) -> bool:
-        return any((self.folder / CHECKPOINTS).glob("step-*"))
+        return records.has_checkpoint(self.folder)
 
     def differing(self, job: Job, free: Sequence[str]) -> list[str]:
         """Returns the fields in which its configuration differs from a job's configuration, with both values."""

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mpcompare.command.compiled import compiled
 from mpcompare.command.faults import WRONG_INPUT, known_fault
-from mpcompare.command.going_on import is_sweep
+from mpcompare.command.going_on import how_to_go_on, is_sweep
 from mpcompare.command.plan import plan_of, stages_of
 from mpcompare.command.record import record_at_start
 from mpcompare.errors import InputError, fail, first_line
@@ -57,8 +57,8 @@ def run(
         from mpcompare.shared import Shared
 
         if drive is None and is_sweep(cfg):
-            expected = "is the folder of a sweep: name one of its runs, or go on with all by -m (launcher side_by_side)"
-            raise InputError("resume", cfg.resume, expected)
+            how = "hydra/launcher=side_by_side" if HydraConfig.get().mode == RunMode.MULTIRUN else "-m"
+            raise InputError("resume", cfg.resume, f"is the folder of a sweep: name one of its runs, or all by {how}")
         recorder.result["config"] = OmegaConf.to_container(cfg, resolve=True)
         alone_here = compiled() if drive is None else nullcontext()
         with interruptible(), alone_here, process_of_job(cfg) if fresh else nullcontext() as clean:
@@ -69,7 +69,7 @@ def run(
         with uninterrupted():
             if recorder.result["status"] == "running":
                 recorder.add(status="interrupted", error="interrupted")
-        raise
+        raise KeyboardInterrupt(how_to_go_on(folder)) from None
     except (Exception, SystemExit) as error:
         known, wrong = known_fault(error), isinstance(error, WRONG_INPUT) and not (folder / STEPS).exists()
         try:

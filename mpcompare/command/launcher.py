@@ -22,7 +22,7 @@ from mpcompare.command.belongings import Belongings, belongings
 from mpcompare.command.faults import WRONG_INPUT
 from mpcompare.command.folders import locked
 from mpcompare.command.forks import fork_server
-from mpcompare.command.going_on import finished, ready, take_over
+from mpcompare.command.going_on import finished, how_to_go_on, ready, take_over
 from mpcompare.command.job import run
 from mpcompare.command.plan import rules_of, sections_of, stages_of
 from mpcompare.command.process import GRACE_S, Process
@@ -61,7 +61,10 @@ def launch(
     take_over(races)
     for job in jobs:
         records.plan(job.folder, job.record_at_start)
-    engine({race_file.write(entrants): entrants for entrants in races}, hydra)
+    try:
+        engine({race_file.write(entrants): entrants for entrants in races}, hydra)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(how_to_go_on(jobs[0].sweep)) from None
     return [job.ended() for job in jobs]
 
 

@@ -7,6 +7,10 @@ import pandas as pd
 import pytest
 from support.command import SMALL
 
+from mpcompare.command.going_on import how_to_go_on
+from mpcompare.errors import InputError
+from mpcompare.records import check_unused
+
 SWEEP = ("-m", *SMALL, "backend=amp,fp32", "verdict.noise=1", "train.checkpoint_every=2")
 
 
@@ -19,6 +23,18 @@ def swept(cli, tmp_path):
     """Returns the folder of a sweep of two races, all finished."""
     assert cli(*SWEEP, "seed=0,1", "hydra.sweep.dir=swept").code == 0
     return tmp_path / "swept"
+
+
+def test_a_run_with_a_checkpoint_says_how_it_goes_on(tmp_path):
+    (run := tmp_path / "0-amp").mkdir()
+    (run / "result.json").write_text("{}")
+    assert how_to_go_on(tmp_path) == ""
+    with pytest.raises(InputError, match="nothing is overwritten: name another folder$"):
+        check_unused("hydra.run.dir", run)
+    (run / "checkpoints" / "step-000002").mkdir(parents=True)
+    assert how_to_go_on(tmp_path) == f"the same command with resume={tmp_path} goes on"
+    with pytest.raises(InputError, match=f"name another folder; resume={run} goes on with it there$"):
+        check_unused("hydra.run.dir", run)
 
 
 @pytest.mark.slow
@@ -69,7 +85,7 @@ def test_another_sweep_is_one_line_before_anything_begins(cli, swept, tmp_path):
         assert not list((tmp_path / f"wrong{number}").rglob("result.json"))
     ended = cli(*SMALL, "backend=amp", "resume=swept", "hydra.run.dir=one")
     assert ended.code == 2
-    assert "resume=swept: is the folder of a sweep" in ended.err
+    assert "resume=swept: is the folder of a sweep: name one of its runs, or all by -m" in ended.err
     file = swept / "0-amp-auto" / "result.json"
     file.write_text(file.read_text().replace('"format_version": 3', '"format_version": 1'))
     ended = cli(*SWEEP, "seed=0,1", "resume=swept", "hydra.sweep.dir=other")

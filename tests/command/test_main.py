@@ -431,8 +431,8 @@ def test_ctrl_c_ends_in_seconds_and_leaves_every_finished_step(request, tmp_path
     small = [a for a in SMALL if not a.startswith("train.steps")]
     where = ["-m", "backend=scratch,amp", f"hydra.sweep.dir={tmp_path}"] if sweep else [f"hydra.run.dir={tmp_path}"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "mpcompare", *where, *small, "train.steps=1000000"], stderr=subprocess.PIPE, text=True,
-        cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        [sys.executable, "-m", "mpcompare", *where, *small, "train.steps=1000000", "train.checkpoint_every=2"],
+        stderr=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     request.addfinalizer(process.kill)
     deadline = time.time() + 120
@@ -445,7 +445,7 @@ def test_ctrl_c_ends_in_seconds_and_leaves_every_finished_step(request, tmp_path
     _, err = process.communicate(timeout=30)
     assert time.time() - interrupted < 10
     assert process.returncode == 130
-    assert "mpcompare: interrupted" in err
+    assert f"mpcompare: interrupted; what was finished is written; the same command with resume={tmp_path} goes" in err
     assert "Traceback" not in err
     (path,) = tmp_path.rglob("steps.csv")
     steps = pd.read_csv(path)

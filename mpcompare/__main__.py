@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import mpcompare
 from mpcompare.command import entry_points
-from mpcompare.command.faults import known_fault, unknown_key
+from mpcompare.command.faults import check_dashed, known_fault, unknown_key
 from mpcompare.command.job import run
 from mpcompare.command.verbs import as_module, run_verb
 from mpcompare.errors import InputError, did_you_mean, fail
@@ -33,6 +33,7 @@ def main() -> None:
     try:
         if run_verb(sys.argv[1:], mpcompare.__version__):
             return
+        check_dashed(sys.argv[1:])
         entry_points.register()
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(run)()
     except MissingConfigException as error:
@@ -48,6 +49,8 @@ def main() -> None:
         if said := unknown_key(error):
             fail(said)
         override = getattr(error, "override", None)  # an override that does not parse
+        if override and "," in (override[0], override[-1]):
+            fail(f"{override}: expected no blank before or after a comma")
         fail(f"{override + ': ' if override else ''}{error} {error.__cause__ or ''}")
     except InputError as error:
         fail(str(error))

@@ -6,6 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpcompare.errors import BackendUnavailable, InputError, first_line, one_line, want_of_memory
+from mpcompare.errors import BackendUnavailable, InputError, fail, first_line, one_line, want_of_memory
 from mpcompare.paths import CONF
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib", "rich", "jinja2", "hydra", "omegaconf")
@@ -72,6 +73,15 @@ def check_appended(overrides: Sequence[str], chosen: Collection[str]) -> None:
             continue
         if near := difflib.get_close_matches(name.lstrip("+"), _groups(), n=1, cutoff=0.8):
             raise InputError(name, value, f"there is no such group (did you mean +{near[0]}?)")
+
+
+def check_dashed(words: Sequence[str]) -> None:
+    """Ends the program for ``--backend amp``: Hydra's options begin with dashes, and keys do not."""
+    known = {*_groups(), *OmegaConf.load(CONF / "config.yaml")}
+    for word, after in pairwise((*words, "")):
+        name, _, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name.split(".")[0] in known:
+            fail(f"{word}: write {name}={value or after or 'VALUE'}")
 
 
 def _groups() -> list[str]:

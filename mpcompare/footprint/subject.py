@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mpcompare.command.nodes import composed, options, task_of
-from mpcompare.errors import InputError, check_choice
+from mpcompare.errors import InputError, check_choice, did_you_mean
 from mpcompare.footprint.count import Batch, FootprintSubject
 from mpcompare.footprint.fake import make_module
 from mpcompare.tasks.optimizers import AdamW
@@ -87,7 +87,8 @@ def _configured(wish: Wish) -> tuple[Task, Batch]:
     elif "." in wish.name:
         overrides = ["task=module", f"task.model._target_={wish.name}", *(f"+task.model.{a}" for a in wish.arguments)]
     else:
-        expected = f"expected one of {', '.join((*SIZES, *names))}, or the path of a module, as my_package.Net"
+        near = did_you_mean(wish.name, known := (*SIZES, *names))
+        expected = f"expected one of {', '.join(known)}, or the path of a module, as my_package.Net{near}"
         raise InputError("NAME", wish.name, expected)
     cfg = composed(overrides)
     return task_of(cfg.task), Batch(*_sample(wish, cfg.data, cfg.task.model))

@@ -32,6 +32,19 @@ def test_a_key_is_one_line_with_what_is_like_it(cli, override):
     assert line.startswith(f"mpcompare: error: {KEYS[override]}")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-m", "backend=amp,", "fp32"], "backend=amp,: expected no blank before or after a comma"),
+        (["-m", "backend=amp", ",fp32"], ",fp32: expected no blank before or after a comma"),
+        (["--backend", "amp"], "--backend: write backend=amp"),
+        (["--task.batch_size=32"], "--task.batch_size=32: write task.batch_size=32"),
+    ],
+)
+def test_a_blank_next_to_a_comma_and_dashes_before_a_key_are_one_line(cli, words, said):
+    assert (cli(*words).code, cli(*words).err) == (2, f"mpcompare: error: {said}\n")
+
+
 def test_the_section_of_a_key_is_not_like_it(cli):
     ended = cli("task=module", "task.model._target_=my_package.Net", "task.model.width=16")
     expected = "Could not override 'task.model.width'. To append to your config use +task.model.width=16"

@@ -26,6 +26,7 @@ def test_table_and_figure(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["gtp2"], "the path of a module, as my_package.Net (did you mean gpt2?)"),
         (["gpt3"], "NAME=gpt3: expected one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, char_gpt"),
         (["gpt2", "--length", "2000"], "--length=2000: gpt2 has 1024 positions"),
         (["gpt2", "width=3"], "NAME=gpt2: takes --batch, --length and --optimizer, and no width=3"),

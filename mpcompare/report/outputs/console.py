@@ -4,6 +4,7 @@ Where not all columns of a table find room, the others follow in further tables.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,13 @@ Cells = Sequence[str | Text]
 def write(report: Report, folder: Path) -> None:
     """Prints the report; ``folder`` is for outputs that are files."""
     console = Console(markup=False, emoji=False)  # a label may have brackets
-    if not console.is_terminal:
+    if not (in_terminal := console.is_terminal):
         console = Console(width=PIPE, markup=False, emoji=False)
-    for comparison in report.comparisons:
-        _show(console, comparison)
+    with nullcontext() if in_terminal else console.capture() as captured:
+        for comparison in report.comparisons:
+            _show(console, comparison)
+    if captured:
+        print("\n".join(line.rstrip() for line in captured.get().splitlines()))  # tables are padded with blanks
     if not report.has_baseline:
         print(f"report.baseline={report.baseline} is not among the runs: compared with the first that finished")
 
@@ -52,10 +56,8 @@ def _show(console: Console, comparison: Comparison) -> None:
     if comparison.not_the_same:
         console.print(Text(comparison.not_the_same, style="bold red"))
     console.print(*_runs(comparison, console.width))
-    said = remarks.because(comparison) + remarks.unchecked(comparison) + remarks.resumed(comparison)
-    _lines(console, said, soft_wrap=True)
-    _lines(console, remarks.timing(comparison))
-    _lines(console, dtypes.lines(comparison), soft_wrap=True)
+    _lines(console, remarks.because(comparison) + remarks.unchecked(comparison) + remarks.resumed(comparison))
+    _lines(console, remarks.timing(comparison) + dtypes.lines(comparison))
     if comparison.finished:
         console.print(*_phases(comparison, console.width))
     if inference.rows_of(comparison):
@@ -63,18 +65,18 @@ def _show(console: Console, comparison: Comparison) -> None:
         _lines(console, inference.lines(comparison))
     for entry in comparison.entries:
         if not entry.ok:
-            console.print(Text(f"{entry.label}: {entry.run.result.status}: {entry.error}", style="red"))
+            _lines(console, [f"{entry.label}: {entry.run.result.status}: {entry.error}"], "red")
         elif text := remarks.memory(entry):
-            console.print(Text(text, style="yellow"), soft_wrap=True)
+            _lines(console, [text], "yellow")
     answered = Table.grid(padding=(0, 2, 0, 0))
     for answer in answers(comparison):
         answered.add_row(Text(answer.question, style="bold"), Text("\n".join(answer.lines())))
     console.print(answered)
 
 
-def _lines(console: Console, lines: list[str], soft_wrap: bool | None = None) -> None:
-    for line in lines:
-        console.print(Text(line), soft_wrap=soft_wrap)
+def _lines(console: Console, lines: list[str], style: str = "") -> None:
+    for line in lines:  # in a pipe a remark is one line, however long
+        console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
 
 
 def _runs(comparison: Comparison, width: int) -> Iterator[Table]:

@@ -109,6 +109,19 @@ def test_a_console_shows_the_comparison_then_its_table_and_what_there_is_to_say(
     ]
 
 
+def test_what_is_long_is_wrapped_at_words_and_in_a_pipe_no_line_ends_with_a_blank(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "0", "mine")
+    write_run(tmp_path / "1", "amp")
+    reason = "one reason and " * 20 + "another"
+    verdicts = {"0": Verdict(Word.DIFFERS, "loss", reason, "1"), "1": Verdict(Word.REFERENCE, reference="1")}
+    lines = shown(tmp_path, monkeypatch, capsys, 80, verdicts)
+    assert max(map(len, lines)) <= 80
+    assert f"mine bf16 differs: loss: {reason}" in " ".join(lines)
+    monkeypatch.undo()
+    console.write(Report(compare(find_runs([tmp_path]), "amp"), "amp"), tmp_path)
+    assert [line for line in capsys.readouterr().out.splitlines() if line != line.rstrip()] == []
+
+
 def test_each_answer_is_a_line_of_its_own_next_to_its_question(tmp_path, monkeypatch, capsys):
     for place, backend in enumerate(("mine", "amp", "other")):
         write_run(tmp_path / str(place), backend, step_ms=5.0 + place)

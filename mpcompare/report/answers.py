@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mpcompare.numerals import as_ratio, short
 from mpcompare.race.intervals import MIN_VALUES
+from mpcompare.report import remarks
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.runs import UNREADABLE, Run
 from mpcompare.verdict.judge.verdict import Verdict
@@ -161,7 +162,10 @@ def _faster(comparison: Comparison) -> list[Sentence]:
         timed = [run.finished for entry in unknown for run in (entry.run, entry.baseline) if run]
         rounds = min(each.blocks.timing.rounds for each in timed)
         blocks = f"{rounds} round{' was' if rounds == 1 else 's were'} timed, and {MIN_VALUES} are needed"
-        said += about(unknown, f": not known: {blocks} (measure.budget_s).")
+        said += about(unknown, f" may be faster or slower: {blocks} (measure.budget_s).")
+        labels = {comparison.label(run) for entry in unknown for run in (entry.run, entry.baseline) if run}
+        if labels & remarks.disturbed(comparison.finished).keys():
+            said.append(("Other programs kept cores busy meanwhile.",))
     return said
 
 
@@ -177,9 +181,10 @@ def _smaller(comparison: Comparison) -> list[Sentence]:
         said += about(_only_baseline(comparison), " needs the least.")
     for entry in others[:MOST]:
         assert entry.baseline is not None
-        share = f"{as_ratio(entry.memory_ratio)} times the {_megabytes(entry.baseline)} of "
+        needs, base = _megabytes(entry.run), _megabytes(entry.baseline)
+        share = "as much as " if needs == base else f"{as_ratio(entry.memory_ratio)} times the {base} of "
         of, beware = Name(comparison.label(entry.baseline)), _beware(entry)
-        said.append((Name(entry.label), f" needs {_megabytes(entry.run)}, {share}", of, f"{beware}."))
+        said.append((Name(entry.label), f" needs {needs}, {share}", of, f"{beware}."))
     kinds = {entry.run.name: (comparison.label(entry.baseline), _beware(entry)) for entry in others[MOST:]}
     for baseline, beware in dict.fromkeys(kinds.values()):
         alike = [entry for entry in others[MOST:] if kinds[entry.run.name] == (baseline, beware)]

@@ -24,6 +24,14 @@ LAYOUT = 0.05  # the place of its memory makes a program up to so much faster or
 RARE = 1e-3
 
 
+def clocks_cost(entry: Entry) -> str:
+    """Returns the cost of the clock between the phases; ``in the noise`` where blocks differ by more, p20 to p80."""
+    result = entry.run.finished
+    spread = (result.blocks.step_ms_p80 - result.blocks.step_ms_p20) / result.blocks.step_ms_p50
+    cost = result.phases.phase_overhead
+    return f"{100 * cost:+.1f} %" if cost > spread else "in the noise"
+
+
 def out_of_turn(entry: Entry) -> float:
     """Returns the cores that the entrant kept busy while others had their turns; 0 where it waited, or had none to wait
     for, or where its work moves no ratio by more than the half width of the ratio's interval.

@@ -80,7 +80,8 @@ def percentiles(name: str, meaning: str) -> Column[Any]:
         meaning,
         lambda row: tuple(map(row.recorded.get, ends)),
         heading="p20 - p80",
-        text=lambda row, values: " - ".join(number()(row, value) for value in values),
+        # a single block has no percentiles
+        text=lambda row, ends: "-" if ends[0] == ends[1] else " - ".join(number()(row, end) for end in ends),
         in_files=False,
     )
 

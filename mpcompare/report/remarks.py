@@ -65,18 +65,22 @@ def timing(comparison: Comparison) -> list[str]:
     if not all(entry.side_by_side for entry in finished):
         lines.append("~ not timed in turns with its baseline: drift of the machine is in the ratio")
     busy = {entry.label: out_of_turn(entry) for entry in finished}
-    disturbed = {}
-    for entry in finished:
-        rivals = (rival for rival in finished if rival is not entry and rival.run.race == entry.run.race)
-        others = entry.run.blocks["other_cores"].median() - sum(busy[rival.label] for rival in rivals)
-        if others > OTHERS:
-            disturbed[entry.label] = f"other programs kept {others:.1f} cores busy meanwhile"
     active = "cores busy in the turns of others (OpenMP does with OMP_WAIT_POLICY=active)"
-    lines += _alike(disturbed)
+    others = disturbed(finished).items()
+    lines += _alike({label: f"other programs kept {cores:.1f} cores busy meanwhile" for label, cores in others})
     lines += _alike({label: f"kept {cores:.2g} {active}" for label, cores in busy.items() if cores})
     stops = {entry.label: describe_timing(entry.run.finished.blocks.timing) for entry in finished}
     alone = list(stops.values())[:1] if len(set(stops.values())) == 1 else _alike(stops)
     return [*lines, *_products(finished), *_environment(comparison), *alone]
+
+
+def disturbed(finished: Sequence[Entry]) -> dict[str, float]:
+    """Returns the cores that other programs kept busy while an entrant was timed, by its label, where they are many."""
+    busy, cores = {entry.label: out_of_turn(entry) for entry in finished}, {}
+    for entry in finished:
+        rivals = (rival for rival in finished if rival is not entry and rival.run.race == entry.run.race)
+        cores[entry.label] = entry.run.blocks["other_cores"].median() - sum(busy[rival.label] for rival in rivals)
+    return {label: others for label, others in cores.items() if others > OTHERS}
 
 
 def _alike(said: Mapping[str, str]) -> list[str]:

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from mpcompare.numerals import short
 from mpcompare.phases import PHASES, WHOLE_STEP
+from mpcompare.report.clock import clocks_cost
 from mpcompare.report.comparison import Entry, phases_of
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.kit import ON_LIGHT, bars, beside, colour, one_legend
@@ -64,6 +65,6 @@ def _phases(axes: Axes, entries: Sequence[Entry]) -> None:
                 middle = (right + width / 2, place)
                 axes.text(*middle, f"{width:.3g}", ha="center", va="center", fontsize=8, color=ON_LIGHT)
             right += width
-        clock = "" if times.get(WHOLE_STEP) else f" (clock {100 * entry.run.finished.phases.phase_overhead:+.1f} %)"
+        clock = "" if times.get(WHOLE_STEP) else f" (clock {clocks_cost(entry)})"
         beside(axes, right, place, f"{short(right)} ms{clock}")
     axes.set_xlabel("ms in each phase, with a clock between them\n(its cost against bare steps)")

@@ -19,6 +19,7 @@ from mpcompare.numerals import short
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.report import dtypes, inference, remarks, summary
 from mpcompare.report.answers import answers
+from mpcompare.report.clock import clocks_cost
 from mpcompare.report.columns import TEXT, Column
 from mpcompare.report.comparison import Comparison, Entry, phases_of
 from mpcompare.report.contents import Report
@@ -104,7 +105,7 @@ def _phases(comparison: Comparison, width: int) -> Iterator[Table]:
         result = entry.run.finished
         times = result.phases.phase_ms
         cells = ["-" if (ms := times.get(phase)) is None else short(ms) for phase in phases]
-        clock = "-" if WHOLE_STEP in times else f"{100 * result.phases.phase_overhead:+.1f} %"
+        clock = "-" if WHOLE_STEP in times else clocks_cost(entry)
         first, set_up = short(result.training.first_step_ms), f"{result.set_up.construct_s:.2g}"
         rows.append([entry.label, *cells, clock, first, set_up])
     return tables(columns, rows, 1, width)

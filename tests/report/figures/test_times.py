@@ -16,12 +16,12 @@ def drawn(folder):
 
 def test_phases_are_stacked_and_a_whole_step_is_one_of_its_own(tmp_path):
     write_run(tmp_path / "0", "graph", **WHOLE)
-    write_run(tmp_path / "1", "amp")
+    write_run(tmp_path / "1", "amp", phase_overhead=0.25)
     write_run(tmp_path / "2", "other", phase_ms={"forward": 4.0, "backward": 3.0, "unscale": None, "step": None})
     figure = drawn(tmp_path)
     (axes,) = figure.axes
     ends = [text.get_text() for text in axes.texts if "ms" in text.get_text()]
-    assert ends == ["7.5 ms", "10 ms (clock +1.0 %)", "7 ms (clock +1.0 %)"]
+    assert ends == ["7.5 ms", "10 ms (clock +25.0 %)", "7 ms (clock in the noise)"]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["forward", "backward", "step", "update", "whole step"]
 

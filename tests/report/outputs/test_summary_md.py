@@ -40,9 +40,8 @@ def test_the_file_has_verdicts_in_words_a_table_and_what_was_measured(tmp_path):
         "`mine bf16` computes the same as `amp bf16` (0 checks). `gone bf16` did not finish.",
         "- **Faster?** `mine bf16` takes 2.00 times as long as `amp bf16` (2.00 to 2.00). `bad bf16` and `other bf16` "
         "take 1.00 to 1.00 times as long as `amp bf16`: whether they are faster cannot be told.",
-        "- **Smaller?** `mine bf16` needs 2 MB, 1.00 times the 2 MB of `amp bf16`. `bad bf16` needs 2 MB, 1.00 times "
-        "the 2 MB of `amp bf16`, and does not compute the same. `other bf16` needs 2 MB, 1.00 times the 2 MB of "
-        "`amp bf16`.",
+        "- **Smaller?** `mine bf16` needs 2 MB, as much as `amp bf16`. `bad bf16` needs 2 MB, as much as "
+        "`amp bf16`, and does not compute the same. `other bf16` needs 2 MB, as much as `amp bf16`.",
         "",
         "| backend | precision | verdict | ms/step p50 | time / amp bf16 | peak MB | memory / amp bf16 | final loss "
         "| test acc. |",

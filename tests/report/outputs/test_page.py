@@ -129,6 +129,12 @@ def test_the_page_asks_for_nothing_from_elsewhere(runs):
     assert any(meta.get("content", "").startswith("default-src 'none'") for meta in page.all("meta"))
 
 
+def test_a_line_on_digits_ends_with_one_full_stop(runs, monkeypatch):
+    monkeypatch.setattr("mpcompare.report.digits.lines", lambda _: ["None overflows.", "nothing is known"])
+    text = rendered(runs, [check()])
+    assert [each in text for each in ("None overflows. <a", "nothing is known. <a")] == [True, True]
+
+
 @pytest.mark.slow
 def test_everything_that_the_script_shows_is_there_without_it(runs):
     text = rendered(runs, [check(because="the loss is too far", value=3.0)])

@@ -103,8 +103,8 @@ class HowFar:
             return "none of their layers is seen"
         counts = {"layers": self.layers, "parameters": self.parameters}
         seen = [f"{sum(each.values())} of {len(each)} {what}" for what, each in counts.items() if each]
-        size = f", and an error in a gradient of {said(self.resolution)}" if any(self.parameters.values()) else ""
-        return f"{' and '.join(seen)} are seen{size}"
+        size = f"; an error of {said(self.resolution)} in a gradient would have been found"
+        return f"{' and '.join(seen)} are seen{size if any(self.parameters.values()) else ''}"
 
 
 def sight_of(look: Look, sums: Mapping[Sum, Replayed]) -> HowFar:

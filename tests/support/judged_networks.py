@@ -1,4 +1,4 @@
-"""Verdicts on networks that others wrote, and the table of them in docs/your_network.md."""
+"""Verdicts on networks that others wrote, and the table of them in docs/networks_of_others.md."""
 
 import multiprocessing
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Networks that nobody here wrote: no correct backend is accused on them. docs/your_network.md has a table of them."""
+"""No correct backend is accused on networks that nobody here wrote. docs/networks_of_others.md has a table of them."""
 
 import pytest
 from support.drawn import DRAWN, TAKEN, by_hash

@@ -27,7 +27,7 @@ KINDS = (
     "compute copies",  # 16-bit weights that a backend keeps for itself
     "cast cache",  # 16-bit weights that autocast makes in forward
     "activations",  # all else that forward makes
-    "gradients",  # all that backward makes: gradients of activations and of weights
+    "all gradients",  # all that backward makes: gradients of activations and of weights
     "update",  # all that clipping and the optimizer make and drop
     "workspace",  # memory inside of kernels, where it is measured
 )
@@ -144,7 +144,7 @@ def _kind_of_what_goes(allocation: Allocation) -> str:
     if allocation.inside:
         return "workspace"
     if allocation.phase == "backward":
-        return "gradients"
+        return "all gradients"
     if allocation.phase in ("unscale", "clip", "step", "update"):
         return "update"
     return "cast cache" if allocation.cast_of_param else "activations"

@@ -110,6 +110,7 @@ def test_a_batch_norm_of_single_features_is_counted():
     footprint = count(BY_NAME["fp32"], task.new_model(0, CPU), task, Batch((8,), torch.float32))
     assert footprint.by_kind["params"] == 4 * (9 * 16 + 2 * 16 + 17 * 4)
     assert footprint.by_kind["buffers"] == 4 * 2 * 16 + 8  # mean, variance, and the count of batches
+    assert footprint.by_kind["all gradients"] >= 4 * 32 * 16 > footprint.by_kind["params"]  # those of activations, too
 
 
 # Without a bf16 kernel an LSTM is computed operation by operation, and states are freed earlier than they are counted.

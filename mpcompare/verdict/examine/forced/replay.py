@@ -32,7 +32,7 @@ from mpcompare.verdict.examine.forced.network import ForcedNetwork
 from mpcompare.verdict.examine.forced.own_products import halves_within
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_real
-from mpcompare.verdict.examine.forced.rows import as_given, close, factor_of, given_for, rows_of
+from mpcompare.verdict.examine.forced.rows import as_given, factor_of, given_for, is_rounded, rows_of
 from mpcompare.verdict.examine.forced.weights import backward
 from mpcompare.verdict.examine.numerics import in_part, numbers
 from mpcompare.verdict.examine.parts_of_batch import shares_of
@@ -90,7 +90,7 @@ class Replay(ForcedNetwork):
         shares = shares_of(self.step.loss_fn, targets)
         for number, (call, (x, y), share) in enumerate(zip(calls, self.step.batches, shares, strict=True)):
             for place, (given, own) in enumerate(zip(given_for(call, x), tensors_of(x), strict=True), start=1):
-                if not close(given, own):
+                if not is_rounded(given, own):
                     point = Point("input", "", number, -place)
                     self.tell(point, given, self.arithmetic.operand(own.to(self.dtype)), given.dtype)
             part = self._loss(self._output_of(call), y) * share

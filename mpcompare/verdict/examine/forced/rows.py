@@ -19,7 +19,7 @@ def as_given(calls: Sequence[Call], batches: Batches) -> bool:
     are still nearest to the row in their place."""
     return len(calls) == len(batches) and all(
         len(given := given_for(call, x)) == len(own := tensors_of(x))
-        and (all(map(close, given, own)) or all(map(_in_order, given, own)))
+        and (all(map(is_rounded, given, own)) or all(map(_in_order, given, own)))
         for call, (x, _) in zip(calls, batches, strict=True)
     )
 
@@ -39,7 +39,7 @@ def rows_of(calls: Sequence[Call], batches: Batches) -> list[Tensor] | None:
         return None
     order = torch.empty(len(ours), dtype=torch.int64, device=ours.device)
     order[(theirs @ at).argsort()] = (ours @ at).argsort()
-    if not close(theirs, ours[order]):
+    if not is_rounded(theirs, ours[order]):
         return None
     return list(order.split([len(tensors[0]) for tensors in given]))
 
@@ -96,7 +96,7 @@ def _some_of_rows(t: Tensor) -> Tensor:
     return rows[:, :: max(rows.shape[1] // 4096, 1)]
 
 
-def close(one: Tensor, other: Tensor) -> bool:
+def is_rounded(one: Tensor, other: Tensor) -> bool:
     """Returns whether tensors are equal up to a rounding to 16 bits."""
     if one.shape != other.shape:
         return False

@@ -81,7 +81,8 @@ def check_dashed(words: Sequence[str]) -> None:
     for word, after in pairwise((*words, "")):
         name, _, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and name.split(".")[0] in known:
-            fail(f"{word}: write {name}={value or after or 'VALUE'}")
+            own = after if "=" not in after and not after.startswith("-") else ""
+            fail(f"{word}: write {name}={value or own or 'VALUE'}")
 
 
 def _groups() -> list[str]:

@@ -152,9 +152,10 @@ def _to_set_up() -> ctypes.CDLL | None:
 
 @cache
 def _glibc() -> ctypes.CDLL | None:
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None) if os.name == "posix" else None
     if not hasattr(libc, "mallinfo2"):
         return None
+    assert libc is not None
     libc.mallinfo2.restype = _Mallinfo2
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.malloc_trim.argtypes = (ctypes.c_size_t,)

@@ -6,7 +6,6 @@ something smaller.
 """
 
 import re
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,11 @@ from pathlib import Path
 import psutil
 
 from mpcompare.instruments import meter
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")

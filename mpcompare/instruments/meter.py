@@ -9,7 +9,6 @@ import ctypes
 import gc
 import json
 import os
-import resource
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -169,6 +168,10 @@ def peak_rss_bytes(pid: int | None = None) -> int | None:
     peak = _proc_status("VmHWM", pid)
     if peak is not None or pid is not None:
         return peak
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -25,11 +25,12 @@ RARE = 1e-3
 
 
 def clocks_cost(entry: Entry) -> str:
-    """Returns the cost of the clock between the phases; ``in the noise`` where blocks differ by more, p20 to p80."""
+    """Returns the cost of the clock between the phases; ``in the noise`` where blocks differ by more, p20
+    to p80, or where there is one block alone."""
     result = entry.run.finished
     spread = (result.blocks.step_ms_p80 - result.blocks.step_ms_p20) / result.blocks.step_ms_p50
     cost = result.phases.phase_overhead
-    return f"{100 * cost:+.1f} %" if cost > spread else "in the noise"
+    return f"{100 * cost:+.1f} %" if cost > spread > 0 else "in the noise"
 
 
 def out_of_turn(entry: Entry) -> float:

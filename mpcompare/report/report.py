@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 Output = Callable[[Report, Path], None]  # takes a report, and the folder for its files
 
-# The console comes first: it shows the table before figures are drawn, and even where the folder cannot be written. The
-# page comes last: it links to the other files.
+# The console is the first of them, and is written last, so that its answers end the output. The page is the last file:
+# it links to the others.
 OUTPUTS: Mapping[str, Output] = {
     "console": console.write,
     "summary_csv": data.summary_csv,
@@ -91,7 +91,7 @@ def report(
                     _delete(out, earlier)
                 failed += filter(None, [_failure(name, contents, out)])
     except OSError as error:
-        failed = [error]
+        failed.append(error)
     failed += filter(None, [_failure(table, contents, out)])
     if unwritable := next((error for error in failed if isinstance(error, OSError)), None):
         raise unwritable

@@ -159,12 +159,17 @@ def _most_divided(taken: Taken) -> float:
     them.
 
     Their factor is then that of the loop's own change. It is that factor times the loss scale if nobody divided them. A
-    change is as likely to multiply as to divide. So both are equally likely at the square root of the scale. A sign has
-    no scale.
+    change is as likely to multiply as to divide. So both are equally likely at the square root of the scale.
     """
-    sizes = [g[g != 0].abs() for g in taken.given.values()]
-    is_sign = all(bool((each == each[:1]).all()) for each in sizes)
-    return math.inf if is_sign else max(math.sqrt(taken.scale), 1 + SAME)
+    return math.inf if _has_no_scale(taken) else max(math.sqrt(taken.scale), 1 + SAME)
+
+
+def _has_no_scale(taken: Taken) -> bool:
+    """Returns whether a loop makes signs of gradients, or gives all of them one norm."""
+    given = [g[g != 0].abs().double() for g in taken.given.values()]
+    norms = [float(each.norm()) for each in given if len(each)]
+    is_normed = all(math.isclose(norm, norms[0], rel_tol=1e-3) for norm in norms)
+    return is_normed or all(bool((each == each[:1]).all()) for each in given)
 
 
 def _clipped_with(others: Sequence[str], taken: Taken, found: HandedOn) -> str:
@@ -270,8 +275,10 @@ def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:
         if again and same and step.given and _is_like(step, before):
             because = f"step {number} updates with the gradients of step {number - 1} once more: no backward came "
             yield Defect("update again", "", because + "between")
-    modes = [(n, was.sum.training, now.sum.training) for n, was, now in in_turn(taken) if was.sum and now.sum]
-    left = [number for number, was, now in modes if was and not now]
+    with_sums = [step for step in taken if step.sum is not None]
+    modes = [(now, was.sum.training, now.sum.training) for _, was, now in in_turn(with_sums) if was.sum and now.sum]
+    left = [step for step, was, now in modes if was and not now]
     if left and not any(now and not was for _, was, now in modes):
-        because = f"the network is in evaluation mode from step {left[0]} on, and was in training mode before"
+        number = next(number for number, step in enumerate(taken, start=1) if step is left[0])
+        because = f"the network is in evaluation mode from step {number} on, and was in training mode before"
         yield Defect("state", "", because)

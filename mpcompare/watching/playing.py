@@ -33,7 +33,7 @@ class Player(Replay):
 
     Attributes:
         written: the values into which functions write.
-        uses: how many functions use each value.
+        uses: how many functions, and calls of the network, use each value.
     """
 
     written: set[Slot]
@@ -50,8 +50,8 @@ class Player(Replay):
             op.generator.set(op.state)
         leaves = [self.leaf(leaf, values) for leaf in op.leaves]
         if set(HALF).isdisjoint(op.dtypes):  # each use gives a value of 16 bits a gradient of 16 bits, and these add up
-            several = [isinstance(leaf, Slot) and self.uses[leaf] > 1 for leaf in op.leaves]
-            parts = zip(leaves, op.given, several, strict=True)
+            used = [isinstance(leaf, Slot) and leaf is not op.writes and self.uses[leaf] > 1 for leaf in op.leaves]
+            parts = zip(leaves, op.given, used, strict=True)
             leaves = [_Used.apply(v, self.arithmetic) if more and d in HALF else v for v, d, more in parts]
         args, kwargs = tree_unflatten(leaves, op.spec)
         if op.func in PRODUCTS and (half := next((dtype for dtype in op.dtypes if dtype in HALF), None)) is not None:

@@ -37,17 +37,22 @@ FEW = 4  # digits of a number that nobody has computed
 
 def of_terms(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
     """Yields terms of a loss that are not multiplied by the loss scale, or more than once. All gradients are divided by
-    it once. The losses of one update are examined.
+    it once. The losses of one update of each kind are examined.
 
     Args:
         sums: replays whose gradients are right. So no hook has scaled a term.
     """
     if not all(each.by_scaler for each in look.taken):  # some terms may be for an optimizer without a scaler
         return
+    examined = set()
     for number, taken in enumerate(look.taken, start=1):
         replay = sums.get(taken.sum) if taken.sum is not None else None
         if taken.sum is None or replay is None or replay.layers is None or not _is_plain(taken):
             continue
+        kind = taken.optimizer, *(root.line for root in taken.sum.roots)
+        if kind in examined:
+            continue
+        examined.add(kind)
         for root, power in _powers(look, taken):
             times = "" if not power else " twice" if power == 2 else f" {power} times"
             because = (
@@ -55,7 +60,6 @@ def of_terms(look: Look, sums: Mapping[Sum, Replayed]) -> Iterator[Defect]:
             )
             counts = f"{short(taken.scale ** (power - 1))} times" if power else f"1/{short(taken.scale)} of"
             yield Defect("loss scale", "", f"{because}the loss scale{times}: it counts {counts} what was meant")
-        return
 
 
 def _is_plain(taken: Taken) -> bool:

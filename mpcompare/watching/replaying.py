@@ -98,7 +98,7 @@ class FromTheRoot(Player):
         self.times_made: Counter[tuple[str, int]] = Counter()  # how often each inner value was made
         seen, events = self.step.sum, self.step.sum.tape
         self.written = {op.writes for op in seen.ops if op.writes is not None}
-        self.uses = Counter(slot for op in seen.ops for slot in op.needs())
+        self.uses = Counter(slot for event in events if not isinstance(event, Root) for slot in event.needs())
         number, loss, self.exact = 0, 0.0, 0.0
         losses: list[tuple[Op | None, Tensor]] = []
         if any(root.hidden for root in seen.roots):

@@ -31,6 +31,12 @@ def written(mu, logvar):
     return (one * logvar.float()).sum() + mu.float().pow(2).sum()
 
 
+def masked(mu, logvar):
+    """Writes into an output of 16 bits, and uses it again."""
+    mu[:, 0] = -1.0
+    return mu.float().pow(2).sum() + (mu.float() * logvar.float()).sum()
+
+
 def watched(term):
     torch.manual_seed(0)
     model = Encoder()
@@ -46,7 +52,7 @@ def watched(term):
     return seen
 
 
-@pytest.mark.parametrize("term", [divergence, written])
+@pytest.mark.parametrize("term", [divergence, written, masked])
 def test_each_use_of_an_output_may_round_its_gradient(term):
     seen = watched(term)
     assert (seen.defects, seen.not_examined) == ([], [])

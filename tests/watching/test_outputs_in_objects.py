@@ -1,5 +1,6 @@
 """Networks that return objects that torch's pytree does not open: the tensors within are outputs."""
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -107,6 +108,16 @@ class Counted(list):
     def __iter__(self):
         self.reads += 1
         return super().__iter__()
+
+
+class Named(OrderedDict):
+    def __init__(self, *, logits):
+        super().__init__(logits=logits)
+        self.more = torch.ones(3)
+
+
+def test_an_object_that_is_a_dict_is_not_made_anew():
+    assert [len(t) for t in leaves_of(Named(logits=torch.ones(2)))[1:]] == [2, 3]
 
 
 def test_an_object_is_read_once_and_asked_for_no_attribute_that_it_has_not():

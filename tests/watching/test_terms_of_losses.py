@@ -177,3 +177,16 @@ def test_a_term_that_is_not_scaled_or_more_than_once(backward, said):
     (defect,) = Training().seen(backward).defects
     assert str(defect).startswith("loss scale: a term of the loss of update 1 (test_terms_of_losses.py:")
     assert defect.sentence.endswith(said)
+
+
+def test_a_later_update_may_have_another_loss():
+    t = Training()
+    with mpcompare.watch(t.model, t.optimizer, steps=2) as seen:
+        for backward in (all_of_it, one_of_two):
+            t.x = torch.randn(16, 8, requires_grad=True)
+            backward(t, t.scaler.scale)
+            t.scaler.step(t.optimizer)
+            t.scaler.update()
+            t.optimizer.zero_grad()
+    (defect,) = seen.defects
+    assert str(defect).startswith("loss scale: a term of the loss of update 2")

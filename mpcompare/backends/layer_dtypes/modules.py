@@ -16,6 +16,10 @@ from torch.utils._pytree import tree_leaves
 from mpcompare.backends.layer_dtypes.table import LOSS, LayerDtypes, arithmetic, floating
 from mpcompare.contract import Batches, ModuleDtypes, Walk
 
+aten = torch.ops.aten
+# Autograd adds up the gradients of several uses of a value, and of the numbers that were chosen of it.
+SUMS = {aten.add, aten.add_, aten.index_put, aten.index_put_, aten.index_add, aten.scatter_add, aten.scatter_add_}
+
 
 class LayerDtypesMode(TorchDispatchMode):
     """Notes in ``dtypes`` the dtypes of one step of ``model``, which is taken while the mode is entered."""
@@ -54,7 +58,7 @@ class LayerDtypesMode(TorchDispatchMode):
             self.dtypes.add(self.node_of, "backward", computed_in)
         elif self.in_loss and torch.is_grad_enabled():
             self.dtypes.add(LOSS, "computes", computed_in)
-        elif self.in_loss and func is not torch.ops.aten.add.Tensor:  # autograd adds the gradients of several uses
+        elif self.in_loss and func.overloadpacket not in SUMS:
             self.dtypes.add(LOSS, "backward", computed_in)
         return func(*args, **(kwargs or {}))
 

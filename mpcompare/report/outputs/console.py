@@ -42,11 +42,12 @@ def write(report: Report, folder: Path) -> None:
     console = Console(markup=False, emoji=False)  # a label may have brackets
     if not (in_terminal := console.is_terminal):
         console = Console(width=PIPE, markup=False, emoji=False)
-    with nullcontext() if in_terminal else console.capture() as captured:
-        for comparison in report.comparisons:
+    for comparison in report.comparisons:
+        with nullcontext() if in_terminal else console.capture() as captured:
             _show(console, comparison)
-    if captured:
-        print("\n".join(line.rstrip() for line in captured.get().splitlines()))  # tables are padded with blanks
+        if captured:  # tables are padded with blanks
+            lines = captured.get().removesuffix("\n").split("\n")
+            console.out("\n".join(line.rstrip() for line in lines), highlight=False)
     if not report.has_baseline:
         print(f"report.baseline={report.baseline} is not among the runs: compared with the first that finished")
 

@@ -45,8 +45,8 @@ class Driver:
     def __init__(
         self, subject: Subject, scaling: LossScale, with_oracle: bool = False, new: Exact | None = None
     ) -> None:
-        """Gradients and buffers are compared with the oracle's (``with_oracle``), or with a new backend's. The first
-        step of the latter is ``new``, where somebody has taken it."""
+        """If ``with_oracle``, gradients and buffers are compared with the oracle's, and else with a new backend's. Its
+        first step is ``new``, where somebody has taken that step before."""
         self.subject, self.with_oracle, self.new = subject, with_oracle, new
         self.backend = subject.make_backend(subject.examined, scaling)
         self.rule, self.rates = subject.rule_of(self.backend), subject.task.new_rates()

@@ -43,8 +43,8 @@ def masks_of(subject: Subject, as_given: bool) -> Masks | None:
     """Returns whether a new backend draws in training the numbers of a plain call of the network. If it does not, it
     also returns samples of the backend's steps. None where the network draws nothing.
 
-    Where a mask depends on the dtype that it is drawn for, backends of different dtypes have different masks. So have
-    backends that do not call the network with the rows as they are (``as_given``).
+    Where a mask depends on the dtype that it is drawn for, backends of different dtypes have different masks. A
+    backend that is not ``as_given`` calls the network with other rows, so it has other masks, too.
     """
     if not subject.exact.drawn:
         return None

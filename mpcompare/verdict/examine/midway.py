@@ -48,8 +48,8 @@ def middle(schedule: Schedule, begun: int, last_step: int) -> int | None:
 
 
 def midway(subject: Subject, stepper: Stepper) -> Drive | None:
-    """Returns the kept update compared with the optimizer's; None where training kept no update, or none can be
-    followed."""
+    """Returns the update that the stepper of training has kept, compared with the optimizer's; None where it kept none,
+    or none can be followed."""
     step = stepper.kept if isinstance(stepper, Midway) else None
     if step is None:
         return None

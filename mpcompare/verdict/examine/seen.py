@@ -1,6 +1,6 @@
 """A step as it was seen, whoever made it: a backend that is driven, or hooks on somebody's own loop.
 
-An optimizer makes updates of its gradients: the right one, or another one.
+An update may be the right one for the gradients that were seen, or another one, such as a known mistake makes.
 """
 
 import math

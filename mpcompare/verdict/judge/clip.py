@@ -72,7 +72,8 @@ def norm_error(clip: Clip, u: float = FP32) -> tuple[float, float]:
 
 
 def _factors(clip: Clip, scales: Sequence[float]) -> str:
-    """Returns a clause that names the mistake behind the factors, if it is known: by the norm of each tensor's clip."""
+    """Returns a clause that names the mistake behind the factors; empty if it is not known. A mistake clips each tensor
+    by another norm."""
     norm, own = clip.should_norm or 0.0, [e.norm for e in clip.factors.values()]
     known = {"they are not clipped": [0.0] * len(own), "each tensor by its own norm": own}
     for scale in scales:

@@ -83,8 +83,11 @@ def _every_tensor(case: Case, run: Moves, correct: Sequence[Moves], taken: np.nd
 
 
 def _digits(case: Case, run: Moves, reference: Moves, taken: np.ndarray) -> Check:
-    """If the rates of two Poisson counts are K to 1, the number of events of the one before so many events of the other
-    has a negative binomial distribution (Przyborowski and Wilenski, Biometrika 31, 1940)."""
+    """Looks for steps that leave more weights with the digits of 16-bit numbers than the reference's steps do.
+
+    If the rates of two Poisson counts are K to 1, the number of events of the one before so many events of the other
+    has a negative binomial distribution (Przyborowski and Wilenski, Biometrika 31, 1940).
+    """
     from scipy import special
 
     own, beside = (np.array(each.short[: len(taken)], dtype=float)[taken] for each in (run, reference))

@@ -33,6 +33,12 @@ def test_rows_of_other_numbers_are_in_order_where_each_is_nearest_to_its_own():
     assert as_given(calls(x[:3], x[3:]), BATCHES)
     assert not as_given(calls(x[[1, 0, 2]], x[3:]), BATCHES)
     assert not as_given(calls(torch.zeros(3, 2, 3), x[3:]), BATCHES)
+    assert not as_given(calls(x[3:], x[:3]), BATCHES)
+    single = [(X[:1], Y[:1]), (X[1:2], Y[1:2])]
+    assert as_given(calls(x[:1], x[1:2]), single)
+    assert not as_given(calls(X[1:2], X[:1]), single)
+    with_ids = [(Tree({"ids": Y, "image": X[[0, 0, *range(2, 6)]]}), Y)]  # two rows are equal
+    assert as_given(calls((Y, x[[0, 0, *range(2, 6)]])), with_ids)
 
 
 def rows(*inputs, batches=BATCHES):

@@ -153,10 +153,11 @@ class ForcedNetwork:
                 limits = limits_as_recorded(call, self.dtype)
                 choosing = self.choosing.within(call.places, call.near, call.choices)
                 multiplying = self.weights.multiplying_in(halves)
-                with forward, limits, choosing, hooks.called(half_of(module, call)), multiplying:
-                    results = tree_flatten(functional_call(module, params, again, named))[0]
-                self._note_casts(f"output {name}")
-                return results
+                try:
+                    with forward, limits, choosing, hooks.called(half_of(module, call)), multiplying:
+                        return tree_flatten(functional_call(module, params, again, named))[0]
+                finally:
+                    self._note_casts(f"output {name}")
 
             assert call.spec is not None
             self._note_casts(f"input {name}")

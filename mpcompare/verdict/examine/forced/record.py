@@ -53,7 +53,7 @@ def tensors_in(value: Any) -> list[Tensor]:
         if isinstance(each, (list, tuple, deque)) or type(each) is dict:
             inner, levels = list(each.values() if isinstance(each, dict) else each), levels + 1
         else:
-            own = _attributes(each) | (each if isinstance(each, dict) else {})
+            own = {**_attributes(each), **(each if isinstance(each, dict) else {})}
             inner = [own[name] for name in sorted(own, key=str)]
         for value in inner:
             look_into(value, levels - 1)

@@ -17,11 +17,14 @@ from mpcompare.verdict.examine.forced.record import Call
 def as_given(calls: Sequence[Call], batches: Batches) -> bool:
     """Returns whether the network was called once for each micro-batch, with its inputs, rounded ones, or others that
     are still nearest to the row in their place."""
-    return len(calls) == len(batches) and all(
-        len(given := given_for(call, x)) == len(own := tensors_of(x))
-        and (all(map(is_rounded, given, own)) or all(map(_in_order, given, own)))
-        for call, (x, _) in zip(calls, batches, strict=True)
-    )
+    if len(calls) != len(batches):
+        return False
+    own = [tensors_of(x) for x, _ in batches]
+    given = [given_for(call, x) for call, (x, _) in zip(calls, batches, strict=True)]
+    if [*map(len, given)] != [*map(len, own)]:
+        return False
+    places = [*zip(zip(*given, strict=True), zip(*own, strict=True), strict=True)]
+    return all(all(map(is_rounded, theirs, ours)) or _in_order(theirs, ours) for theirs, ours in places)
 
 
 def rows_of(calls: Sequence[Call], batches: Batches) -> list[Tensor] | None:
@@ -81,13 +84,16 @@ def _in_rows(parts: Sequence[Sequence[Tensor]]) -> Tensor:
     )
 
 
-def _in_order(one: Tensor, other: Tensor) -> bool:
-    """Returns whether each row of real numbers is nearer to the row in its place than to any other."""
-    if one.shape != other.shape or not (one.is_floating_point() and other.is_floating_point()) or one.dim() < 2:
+def _in_order(given: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
+    """Returns whether each row of real numbers is as near to the row in its place as to any other of all batches."""
+    shapes = {t.shape[1:] for t in (*given, *own)}
+    if len(shapes) > 1 or [len(t) for t in given] != [len(t) for t in own]:
+        return False
+    one, other = torch.cat([*given]), torch.cat([*own])
+    if one.dim() < 2 or not (one.is_floating_point() and other.is_floating_point()):
         return False
     apart = torch.cdist(_some_of_rows(one), _some_of_rows(other))
-    near, others = apart.diagonal(), apart + torch.diag(apart.new_full((len(apart),), torch.inf))
-    return bool((near < others.amin(1)).all())
+    return bool((apart.diagonal() <= apart.amin(1)).all())
 
 
 def _some_of_rows(t: Tensor) -> Tensor:

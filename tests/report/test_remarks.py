@@ -39,7 +39,7 @@ def test_memory_that_is_not_what_the_model_says_is_named(tmp_path, capsys):
     write_run(tmp_path / "3", "unknown", peak_memory_bytes_analytic=None, memory_model={})
     assert report([tmp_path], tmp_path / "report", "above", formats=[])
     out = capsys.readouterr().out
-    for cell in ("vs model", " +5.3 % ", " +4.7 % ", " -50.0 % ", " - "):
+    for cell in ("vs model\n", " +5.3 %\n", " +4.7 %\n", " -50.0 %\n", " -\n"):  # the last column
         assert cell in out
     assert (
         "above bf16: measured 0.1 MB (5.3 %) above the model; most of the peak: aten::mm 1.2 MB, aten::add 0.3" in out

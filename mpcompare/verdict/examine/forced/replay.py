@@ -87,12 +87,9 @@ class Replay(ForcedNetwork):
         if not self.as_given:
             return self._take_other_rows(calls)
         loss, targets = 0.0, [y for _, y in self.step.batches]
-        shares = shares_of(self.step.loss_fn, targets)
-        for number, (call, (x, y), share) in enumerate(zip(calls, self.step.batches, shares, strict=True)):
-            for place, (given, own) in enumerate(zip(given_for(call, x), tensors_of(x), strict=True), start=1):
-                if not is_rounded(given, own):
-                    point = Point("input", "", number, -place)
-                    self.tell(point, given, self.arithmetic.operand(own.to(self.dtype)), given.dtype)
+        for point, given, own in self.step.other_inputs:
+            self.tell(point, given, self.arithmetic.operand(own.to(self.dtype)), given.dtype)
+        for call, y, share in zip(calls, targets, shares_of(self.step.loss_fn, targets), strict=True):
             part = self._loss(self._output_of(call), y) * share
             loss += part.item()
             backward([part * self.arithmetic.kept], [None])
@@ -218,6 +215,16 @@ class Recorded:
     def as_given(self) -> bool:
         """Whether the network was called once for each micro-batch, with its inputs or rounded ones."""
         return as_given(self.record.calls[OUTPUT], self.batches)
+
+    @cached_property
+    def other_inputs(self) -> list[tuple[Point, Tensor, Tensor]]:
+        """The inputs of the network that are other numbers than the micro-batch's: where they are, and both."""
+        pairs = (
+            (Point("input", "", number, -place), given, own)
+            for number, (call, (x, _)) in enumerate(zip(self.record.calls[OUTPUT], self.batches, strict=True))
+            for place, (given, own) in enumerate(zip(given_for(call, x), tensors_of(x), strict=True), start=1)
+        )
+        return [(point, given, own) for point, given, own in pairs if not is_rounded(given, own)]
 
     def new_replay(self, arithmetic: Arithmetic) -> Replay:
         """Returns a new replay of the step."""

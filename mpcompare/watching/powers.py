@@ -83,8 +83,8 @@ def _powers(look: Look, taken: Taken) -> Iterator[tuple[Root, int]]:
         return
     # A loop may call functions that do not run once more, though the gradients of their results are known.
     with suppress(Exception), told(lambda kind, _: own.append(kind)), torch.enable_grad(), without_autocast():
+        step = recorded_sum(seen, as_it_was(look.network, seen), look.derivatives, Kernels())
         for times in TIMES:
-            step = recorded_sum(seen, as_it_was(look.network, seen), look.derivatives, Kernels())
             replay = _OfLosses(step, times)
             replay.run()
             runs.append(replay.gradients)

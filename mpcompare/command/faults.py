@@ -77,10 +77,9 @@ def check_appended(overrides: Sequence[str], chosen: Collection[str]) -> None:
 
 def check_dashed(words: Sequence[str]) -> None:
     """Ends the program for ``--backend amp``: Hydra's options begin with dashes, and keys do not."""
-    known = {*_groups(), *OmegaConf.load(CONF / "config.yaml")}
     for word, after in pairwise((*words, "")):
         name, _, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name.split(".")[0] in known:
+        if word.startswith("--") and name.split(".")[0] in {*_groups(), *OmegaConf.load(CONF / "config.yaml")}:
             own = after if "=" not in after and not after.startswith("-") else ""
             fail(f"{word}: write {name}={value or own or 'VALUE'}")
 

@@ -51,7 +51,7 @@ class RoundingError:
     terms: float = 0.0  # the size of what is summed, which may cancel; 0 where it is not known
     zeros: float = 0.0  # the share of the elements that become 0, as numbers do that are too small for fp16
     # the share of the elements that are 0 in the record, and whose exact value is no larger than one fp32 rounding of
-    # its sum
+    # its sum, or than numbers that kernels take for 0
     cancelled: float = 0.0
     # the norm of the mean of the samples, and the number of dimensions in which they vary around it; a kernel that sums
     # in 16 bits makes the same error in each sample

@@ -114,6 +114,13 @@ def test_no_gradient_that_is_too_small_for_fp16_cancels(size):
     assert lost(terms, "fp16", torch.ones(48, dtype=torch.bool)) == 0
 
 
+@pytest.mark.parametrize(("size", "share"), [(1e-39, 1), (1e-30, 0)])
+def test_terms_below_the_normal_numbers_of_fp32_may_be_0(size, share):
+    """Kernels make 0 of subnormal numbers. The gradients of a network that is sure of itself are so small."""
+    terms = size * torch.rand(16, 48, generator=torch.manual_seed(0)).double()
+    assert lost(terms, "bf16", torch.ones(48, dtype=torch.bool)) == share
+
+
 @pytest.mark.parametrize("shared", [0.0, 1.0])
 def test_an_error_that_all_samples_share_needs_no_quantile(shared):
     exact, point = torch.ones(64, dtype=torch.float64), Point("gradient", "layer")

@@ -20,6 +20,7 @@ BLIND = 0.02  # of the norm of a tensor: a few samples are enough if roundings a
 ELEMENTS = {"parameter": 1 << 16}  # the number of elements of a tensor that tell how large roundings are
 FEW = 1 << 12  # the number for any other kind of tensor
 FP32 = 2.0**-24
+SMALLEST = 2.0**-126  # the smallest normal number of fp32, and of bf16
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,8 @@ class Place:
         return self._some.weighed(moved)
 
     def cancelled(self, u: float, number: float) -> float:
-        """Returns the share of the elements that are 0 in the record because the terms of a sum cancel.
+        """Returns the share of the elements that are 0 in the record because the terms of a sum cancel, or because each
+        term is smaller than the smallest normal number of fp32. Many kernels make 0 of such a term.
 
         A rounding moves an element by about ``u / sqrt(3)`` times the size of its terms. The sum of the terms in fp32
         is off by 2^-24 of this size, times the root of their number. An element that is no larger may become any number
@@ -173,7 +175,7 @@ class Place:
         if self._lost is None:
             return 0.0
         some, (lost, most) = self._some, self._lost
-        in_fp32 = math.sqrt(3 * number) * FP32 / u * most
+        in_fp32 = math.sqrt(3 * number) * FP32 / u * most + number * SMALLEST
         return some.count(lost & (self._exact.abs() <= in_fp32)) / max(some.count(self._present), 1)
 
     @property

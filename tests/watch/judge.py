@@ -5,6 +5,8 @@
     python tests/watch/judge.py bugs                   the drawn bugs
     python tests/watch/judge.py second                 the second draw of bugs, each with its right twin
     python tests/watch/judge.py third                  the third draw, likewise
+    python tests/watch/judge.py fourth                 the fourth draw, likewise
+    python tests/watch/judge.py careful                right loops that stand for the defects of the fourth draw
     python tests/watch/judge.py controls               loops in the form of bugs, but without bugs
     python tests/watch/judge.py random --number 300    random loops that are right
     python tests/watch/judge.py bugs --csv FILE        also writes the table into FILE, which must not be there yet
@@ -12,8 +14,8 @@
 
 A bug is flagged if the watch has a defect. It has a fair name if the first defect's cause is one of the names that were
 written down before. ``expected`` says whether the loop is refused with what its user meant: its precision and the norm
-of clipping. In the second and third draw ``refused`` holds only the facts that are not what the user meant. A loop that
-is right must have no defect, and it must have the same state, bit for bit, after 20 watched and after 20 unwatched
+of clipping. In the draws with twins ``refused`` holds only the facts that are not what the user meant. A loop that is
+right must have no defect, and it must have the same state, bit for bit, after 20 watched and after 20 unwatched
 updates. The exit code is 1 if a right loop is accused or changed, and 0 whatever happens to bugs.
 """
 
@@ -41,6 +43,7 @@ from watch.bugs.controls import CONTROLS
 from watch.bugs.every import BUGS
 from watch.bugs.registry import Bug
 from watch.draws import DRAWS
+from watch.fourth_draw.every import CAREFUL
 from watch.judging import SLACK, Judged, judged, one_line
 from watch.loops.base import Loop
 from watch.loops.every import LOOPS
@@ -124,6 +127,24 @@ def controls(only: str) -> Iterator[tuple[Row, bool, str]]:
         if not only or only == loop.__name__:
             result = judged(loop(precision), loop.meant(precision), after)
             row = row_of_loop(loop.__name__, precision, loop.computes, result)
+            yield row, not result.flagged and result.verdict != "error", result.text
+
+
+def careful(only: str) -> Iterator[tuple[Row, bool, str]]:
+    """Yields a row for each careful loop of the fourth draw, whether it has no defect, and what the watch printed."""
+    for loop in CAREFUL:
+        if not only or only in (loop.thread, loop.thread.rpartition("/")[2]):
+            result = judged(loop.seeded(), loop.meant)
+            row = {
+                "thread": loop.thread,
+                "loop": loop.make.__name__,
+                "what": loop.what,
+                "verdict": result.verdict,
+                "says": "; ".join(result.sentences),
+                "refused": "; ".join(result.differing),
+                "seconds": f"{result.seconds:.1f}",
+                "commit": commit(),
+            }
             yield row, not result.flagged and result.verdict != "error", result.text
 
 
@@ -247,7 +268,7 @@ def write(row: Row, file: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("loops", "bits", "bugs", *DRAWS, "controls", "random"))
+    parser.add_argument("what", choices=("loops", "bits", "bugs", *DRAWS, "careful", "controls", "random"))
     parser.add_argument("--number", type=int, default=300, help="of random loops")
     parser.add_argument("--only", default="", help="the name of a loop, the id of a bug, the number of a random loop")
     parser.add_argument("--csv", type=Path)
@@ -272,7 +293,7 @@ def main() -> int:
         if options.what == "random":
             made = random_loops(options.number, options.only)
         else:
-            made = {"loops": loops, "bits": bits, "controls": controls}[options.what](options.only)
+            made = {"loops": loops, "bits": bits, "careful": careful, "controls": controls}[options.what](options.only)
         rows, wrong = shown(made, whole, options.csv)
         print(f"{len(rows)} right loops: {wrong} accused, changed or broken")
     return 1 if wrong else 0

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from watch.draws import DRAWS
+from watch.fourth_draw.every import CAREFUL
+from watch.fourth_draw.registry import Careful
 from watch.judging import SLACK, Judged, judged
 from watch.second_draw.registry import DEFECT, FACT, Bug, kept, table
 
@@ -18,6 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def name_of(value: object) -> str:
+    if isinstance(value, Careful):
+        return value.make.__name__
     return value.id if isinstance(value, Bug) else str(value)
 
 
@@ -51,6 +55,20 @@ def test_a_defect_is_flagged_and_its_right_twin_is_not(draw: str, bug: Bug) -> N
 @pytest.mark.parametrize(("draw", "bug"), BUGS, ids=name_of)
 def test_every_bug_is_judged_as_before(draw: str, bug: Bug) -> None:
     assert_judged_as_before(bug, KEPT[draw][bug.thread])
+
+
+def test_each_defect_of_the_fourth_draw_has_a_careful_loop() -> None:
+    defects = {bug.thread for bug in DRAWS["fourth"] if bug.kind == DEFECT}
+    assert {loop.thread for loop in CAREFUL} == defects
+    assert len(CAREFUL) == len(defects) == 18
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", CAREFUL, ids=name_of)
+def test_no_careful_loop_is_accused(loop: Careful) -> None:
+    result = judged(loop.seeded(), loop.meant)
+    assert result.verdict == "no defect", result.text + "".join(result.sentences)
+    assert not result.differing
 
 
 @pytest.mark.parametrize("draw", DRAWS)

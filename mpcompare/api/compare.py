@@ -46,7 +46,8 @@ def compare(
             held out; the tensors ``x_train, y_train, x_test, y_test``, or a function of the seed that returns them; an
             option of the group ``data`` such as ``digits``. None: ``auto``.
         backends: one or a list of names, classes, and functions ``step(model, optimizer, batch)`` that take a step and
-            return its loss. Classes and functions take part under their own names.
+            return its loss. Classes and functions take part under their own names. None: ``amp`` and ``fp32`` for a
+            ``model``, ``amp`` alone where a ``precision`` is given, too; the backend of the settings for a ``task``.
         precision: one or a list, names or dtypes; None: ``auto``.
         folder: gets the records and the report; None: a new folder in ``multirun``, as the command makes it.
         optimizer: a word such as ``adamw``, a class of ``torch.optim``, a function of the parameters, or an optimizer.
@@ -88,6 +89,8 @@ def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
 
     numbers = of_python({name: getattr(call, name) for name in ("lr", "batch_size", "steps", "knobs")})
     call = replace(call, **numbers)
+    if not call.backends and call.model is not None and not {"experiment", "backend"} & set(call.knobs):
+        call = replace(call, backends=["amp", "fp32"] if call.precision is None else ["amp"])
     checks.check_knobs(call.knobs, Arguments.__dataclass_fields__, call.model is not None)
     for name in ("steps", "batch_size"):
         if getattr(call, name) is not None:

@@ -472,6 +472,19 @@ def test_numbers_that_are_not_finite_may_be_asked_for(tmp_path):
     assert overrides
 
 
+@pytest.mark.parametrize(
+    ("arguments", "backends"),
+    [({}, "amp,fp32"), ({"precision": "bf16"}, "amp"), ({"backends": "fp32"}, "fp32")],
+)
+def test_a_network_of_ones_own_is_trained_by_amp_and_fp32_unless_others_are_named(arguments, backends, tmp_path):
+    overrides, _ = composed(tmp_path, model=Net, data=(X, Y), **arguments)
+    assert [each for each in overrides if each.startswith("backend=")] == [f"backend={backends}"]
+
+
+def test_a_task_of_ours_has_the_backend_of_the_settings(tmp_path):
+    assert not [each for each in composed(tmp_path, task="mnist_mlp")[0] if each.startswith("backend=")]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_meant_is_one_line_within_a_second(name, tmp_path):
     arguments, message = REFUSED[name]

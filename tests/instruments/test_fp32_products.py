@@ -44,6 +44,17 @@ def test_a_block_leaves_the_flags_as_they_were(mess):
     assert precisions() == before
 
 
+def test_a_flag_that_followed_a_wider_one_follows_it_after_a_block():
+    torch.backends.fp32_precision = "tf32"
+    torch.backends.mkldnn.rnn.fp32_precision = "bf16"
+    before = precisions()
+    with tf32(False):
+        pass
+    assert precisions() == before
+    torch.backends.fp32_precision = "ieee"
+    assert {name: value for name, value in precisions().items() if value != "ieee"} == {"mkldnn.rnn": "bf16"}
+
+
 def test_tf32_is_allowed_on_cuda_alone_and_can_be_read_in_the_old_style():
     set_tf32(True)
     on = precisions()

@@ -109,16 +109,16 @@ class Int8Embedding(Int8Weights):
 
 def with_int8_weights(model: nn.Module) -> nn.Module:
     """Returns a copy of an fp32 ``model``. Weights that are tied share their codes."""
-    model = copy_of(model).requires_grad_(False)
+    holder = nn.Sequential(copy_of(model)).requires_grad_(False)
     codes: Codes = {}
-    for module in list(model.modules()):
-        for name, child in module.named_children():
+    for module in list(holder.modules()):
+        for name, child in module._modules.items():  # a layer that stands twice comes twice
             if type(child) is nn.Linear:
                 setattr(module, name, Int8Linear(*_codes(child.weight, codes), child.bias))
             elif type(child) is nn.Embedding:
                 setattr(module, name, Int8Embedding(*_codes(child.weight, codes)))
-    cast_wholly(model, torch.bfloat16)
-    return model.eval()
+    cast_wholly(holder, torch.bfloat16)
+    return holder[0].eval()
 
 
 def _codes(weight: Tensor, made: Codes) -> tuple[Tensor, Tensor]:

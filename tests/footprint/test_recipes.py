@@ -85,3 +85,12 @@ def test_a_transformer_layer_of_torch_answers_with_int8_weights_on_its_fast_path
     with torch.no_grad():
         exact, rounded = layer(x), with_int8_weights(layer)(x.bfloat16()).float()
     assert (rounded - exact).norm() < 0.05 * exact.norm()
+
+
+def test_every_place_of_a_layer_and_a_layer_by_itself_get_int8_weights():
+    layer = nn.Linear(4, 4)
+    for model, codes in ((nn.Sequential(layer, nn.ReLU(), layer), 2), (layer, 1)):
+        small = with_int8_weights(model)
+        assert sum(p.numel() for p in small.parameters()) == 4  # the bias, once
+        assert sum(buffer.dtype is torch.int8 for buffer in small.state_dict().values()) == codes
+        assert len({buffer.data_ptr() for buffer in small.buffers()}) == 2  # codes and scales, once

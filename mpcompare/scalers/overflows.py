@@ -88,7 +88,7 @@ def of_run(folder: Path) -> tuple[list[OverflowStep], float]:
         scales = [float(row["loss_scale"]) for row in rows]
     except (TypeError, ValueError):
         raise InputError("--run", folder, f"{STEPS} holds a row without a loss scale") from None
-    if set(scales) == {1.0}:
+    if set(scales) == {1.0} and all(row["skipped"] != "True" for row in rows):
         raise InputError("--run", folder, "this run scaled no loss: its loss scale is 1 in every step")
     steps = [
         OverflowStep(-math.inf, scale, unknown=True) if row["skipped"] == "True" else OverflowStep(scale, math.inf)

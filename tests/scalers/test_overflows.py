@@ -45,6 +45,11 @@ def test_a_run_tells_of_smaller_scales_where_it_was_finite_and_of_larger_ones_wh
     assert [skipped.is_unknown(scale) for scale in (1024, 2048, 4096)] == [True, False, False]
 
 
+def test_a_run_whose_scale_stayed_at_1_and_that_skipped_a_step_is_taken(tmp_path):
+    (skipped, good), first = of_run(recorded(tmp_path, [(1.0, True), (1.0, False)]))
+    assert (first, skipped.overflows(1.0), good.overflows(1.0)) == (1.0, True, False)
+
+
 def test_a_run_may_be_named_by_its_file_of_steps(tmp_path):
     recorded(tmp_path, [(1024.0, False)])
     assert of_run(tmp_path / "steps.csv") == of_run(tmp_path)

@@ -32,7 +32,7 @@ class OverflowStep:
         return self.finite_up_to < scale < self.overflows_from
 
 
-FINITE, OVERFLOW = OverflowStep(math.inf, math.inf), OverflowStep(-math.inf, -math.inf, unknown=True)
+FINITE, OVERFLOW = OverflowStep(math.inf, math.inf), OverflowStep(-math.inf, -math.inf)
 
 
 def of_pattern(pattern: str) -> list[OverflowStep]:

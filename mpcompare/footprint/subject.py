@@ -83,7 +83,10 @@ def _configured(wish: Wish) -> tuple[Task, Batch]:
     names = [name for name in options("task") if name != "module"]
     if wish.name in names:
         overrides = [f"task={wish.name}", *(f"task.model.{argument}" for argument in wish.arguments)]
-        overrides += [f"data.length={wish.length}"] if wish.length is not None else []
+        if wish.length is not None:
+            if "length" not in composed(overrides).data:
+                raise InputError("--length", wish.length, f"{wish.name} has no ids")
+            overrides.append(f"data.length={wish.length}")
     elif "." in wish.name:
         overrides = ["task=module", f"task.model._target_={wish.name}", *(f"+task.model.{a}" for a in wish.arguments)]
     else:

@@ -32,6 +32,7 @@ def test_table_and_figure(tmp_path):
         (["gpt2", "width=3"], "NAME=gpt2: takes --batch, --length and --optimizer, and no width=3"),
         (["gpt2", "--optimizer", "torch"], "--optimizer=torch: expected one of adam, adamw, momentum, nesterov, sgd"),
         (["gpt2", "--batch", "0"], "--batch=0: expected a whole number of at least 1"),
+        (["mnist_cnn", "--length", "5"], "--length=5: mnist_cnn has no ids"),
         (["mnist_cnn", "--shape", "1,x"], "--shape=1,x: expected whole numbers"),
         (["torch.nn.Linear", "in_features=3", "out_features=2"], "needs --shape of a sample (3,224,224), or --length"),
         (

@@ -12,6 +12,7 @@ from mpcompare.command.nodes import composed, options, task_of
 from mpcompare.errors import InputError, check_choice, did_you_mean
 from mpcompare.footprint.count import Batch, FootprintSubject
 from mpcompare.footprint.fake import make_module
+from mpcompare.tasks.complex_weights import as_real
 from mpcompare.tasks.optimizers import AdamW
 from mpcompare.tasks.task import Task
 from mpcompare.tasks.text import CharGpt
@@ -60,6 +61,7 @@ def subject_of(wish: Wish) -> FootprintSubject:
     model = make_module(task.model)
     if not isinstance(model, nn.Module):
         raise InputError("NAME", wish.name, f"makes a {type(model).__name__}: expected a torch.nn.Module")
+    as_real(model)
     params = sum(p.numel() for p in model.parameters())
     kind = "momentum" if getattr(task.optimizer, "momentum", 0) else type(task.optimizer).__name__.lower()
     sample = "x".join(map(str, (task.batch_size, *batch.shape)))

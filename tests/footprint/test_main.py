@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from mpcompare.command.nodes import composed, instantiate
 from mpcompare.footprint.__main__ import main
@@ -71,6 +72,12 @@ def test_images_have_the_shapes_of_their_stand_ins(name, data):
     x = getattr(generated, data)(0, 20).x_train
     batch = subject_of(Wish(name)).batch
     assert (batch.shape, batch.dtype) == (x.shape[1:], x.dtype)
+
+
+def test_complex_weights_are_counted_as_in_training_as_pairs_of_real_ones():
+    subject = subject_of(Wish("tasks.test_complex_weights.Filters", shape=(5,)))
+    assert subject.title.startswith("tasks.test_complex_weights.Filters: 96 parameters")
+    assert {p.dtype for p in subject.model.parameters()} == {torch.float32}
 
 
 def test_tied_parameters_stay_tied_without_data():

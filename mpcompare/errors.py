@@ -98,11 +98,15 @@ def check_every(field: str, value: object) -> None:
         raise InputError(field, value, "expected a whole number of at least 1, or null")
 
 
-def check_number(field: str, value: object, above: float, below: float = math.inf) -> None:
-    """Raises InputError unless ``value`` is a finite number in the open interval (above, below)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < below:
-        expected = f"expected a finite number above {above:g}"
-        raise InputError(field, value, expected + (f" and below {below:g}" if below < math.inf else ""))
+def check_number(
+    field: str, value: object, above: float = -math.inf, below: float = math.inf, at_least: float = -math.inf
+) -> None:
+    """Raises InputError unless ``value`` is a finite number in the open interval (above, below), and at least
+    ``at_least``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < below or value < at_least:
+        limit = f"above {above:g}" if above > -math.inf else f"of at least {at_least:g}"
+        limit += f" and below {below:g}" if below < math.inf else ""
+        raise InputError(field, value, f"expected a finite number {limit}")
 
 
 def check_flag(field: str, value: object) -> None:

@@ -112,8 +112,7 @@ class DynamicLossScale(StaticLossScale):
         check_number("loss_scale.backoff_factor", self.backoff_factor, above=0, below=1)
         check_whole("loss_scale.growth_interval", self.growth_interval, at_least=1)
         check_whole("loss_scale.hysteresis", self.hysteresis, at_least=1)
-        if self.min_scale != 0:
-            check_number("loss_scale.min_scale", self.min_scale, above=0)
+        check_number("loss_scale.min_scale", self.min_scale, at_least=0)
         if self.min_scale > self.init_scale:
             raise InputError("loss_scale.min_scale", self.min_scale, f"expected at most init_scale={self.init_scale}")
         self.overflows_left = self.hysteresis

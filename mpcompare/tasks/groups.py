@@ -65,8 +65,8 @@ def _read_group(field: str, node: object) -> Group:
     if given.get("kind") is not None:
         check_choice(f"{field}.kind", given["kind"], KINDS)
     check_number(f"{field}.lr_factor", given.get("lr_factor", 1.0), above=0)
-    if given.get("weight_decay") not in (None, 0):
-        check_number(f"{field}.weight_decay", given["weight_decay"], above=0)
+    if given.get("weight_decay") is not None:
+        check_number(f"{field}.weight_decay", given["weight_decay"], at_least=0)
     return Group(**given)
 
 

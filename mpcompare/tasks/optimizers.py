@@ -114,8 +114,7 @@ class Sgd:
 
     def __post_init__(self) -> None:
         _check_common(self)
-        if self.momentum != 0:
-            check_number("task.optimizer.momentum", self.momentum, above=0, below=1)
+        check_number("task.optimizer.momentum", self.momentum, at_least=0, below=1)
         check_flag("task.optimizer.nesterov", self.nesterov)
         if self.nesterov and not self.momentum:
             raise InputError("task.optimizer.nesterov", self.nesterov, "needs a task.optimizer.momentum above 0")
@@ -401,6 +400,5 @@ def _decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> tuple[Tensor,
 def _check_common(optimizer: Any) -> None:
     """Checks the attributes that all optimizers have, and reads the groups of a configuration."""
     check_number("task.optimizer.lr", optimizer.lr, above=0)
-    if optimizer.weight_decay != 0:
-        check_number("task.optimizer.weight_decay", optimizer.weight_decay, above=0)
+    check_number("task.optimizer.weight_decay", optimizer.weight_decay, at_least=0)
     object.__setattr__(optimizer, "groups", read_groups(optimizer.groups))

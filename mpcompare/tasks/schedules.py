@@ -71,8 +71,7 @@ class Cosine(Schedule):
 
     def __post_init__(self) -> None:
         check_whole("task.schedule.warmup_steps", self.warmup_steps, at_least=0)
-        if self.min_factor != 0:
-            check_number("task.schedule.min_factor", self.min_factor, above=0, below=1)
+        check_number("task.schedule.min_factor", self.min_factor, at_least=0, below=1)
         if self.steps is not None:
             check_whole("task.schedule.steps", self.steps, at_least=1)
             if self.warmup_steps >= self.steps:

@@ -129,7 +129,7 @@ def test_a_state_with_groups_is_loaded_by_a_backend_without_them_and_back():
         ([{"lr": 1}], "task.optimizer.groups[0]: key=lr: expected one of match, kind, lr_factor, weight_decay"),
         ([{}, {"kind": "norms"}], "task.optimizer.groups[1].kind=norms: expected one of vectors, biases"),
         ([{"lr_factor": 0}], "task.optimizer.groups[0].lr_factor=0: expected a finite number above 0"),
-        ([{"weight_decay": -1}], "task.optimizer.groups[0].weight_decay=-1: expected a finite number above 0"),
+        ([{"weight_decay": -1}], "task.optimizer.groups[0].weight_decay=-1: expected a finite number of at least 0"),
         ([{"match": 3}], 'task.optimizer.groups[0].match=3: expected a pattern of names, or a list, as in ["head.*"]'),
     ],
 )

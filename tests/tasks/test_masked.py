@@ -108,7 +108,7 @@ def test_prompts_are_left_out():
     assert torch.equal(masked.y_train[masked.y_train >= 0], plain.y_train[masked.y_train >= 0])
     hidden = masked.y_train == -100
     assert bool((hidden.int().diff(dim=1) <= 0).all())  # a prompt is the beginning of a window
-    with pytest.raises(InputError, match=r"^data\.masked=0\.5: expected a finite number above 0 and below 0\.5$"):
+    with pytest.raises(InputError, match=r"^data\.masked=0\.5: expected a finite number of at least 0 and below 0\.5$"):
         topics(0, 24, masked=0.5)
 
 

@@ -288,7 +288,7 @@ def test_images_are_flattened():
         ({"lr": math.inf}, "task.optimizer.lr=inf"),
         ({"lr": 0}, "task.optimizer.lr=0"),
         ({"lr": "fast"}, "task.optimizer.lr=fast"),
-        ({"momentum": 1.0}, "task.optimizer.momentum=1.0: expected a finite number above 0 and below 1"),
+        ({"momentum": 1.0}, "task.optimizer.momentum=1.0: expected a finite number of at least 0 and below 1"),
         ({"loss": "hinge"}, "task.loss=hinge: expected one of cross_entropy, masked_cross_entropy, mse"),
     ],
 )

@@ -283,7 +283,7 @@ def test_betas_are_a_list_in_yaml():
         ({"lr": 0}, "task.optimizer.lr=0: expected a finite number above 0"),
         ({"lr": math.nan}, "task.optimizer.lr=nan"),
         ({"lr": "fast"}, "task.optimizer.lr=fast"),
-        ({"weight_decay": -0.1}, "task.optimizer.weight_decay=-0.1: expected a finite number above 0"),
+        ({"weight_decay": -0.1}, "task.optimizer.weight_decay=-0.1: expected a finite number of at least 0"),
         ({"weight_decay": math.inf}, "task.optimizer.weight_decay=inf"),
         ({"weight_decay": None}, "task.optimizer.weight_decay=None"),
     ],
@@ -296,7 +296,7 @@ def test_bad_values_of_any_name_the_field(cls, values, message):
 @pytest.mark.parametrize(
     ("cls", "values", "message"),
     [
-        (Sgd, {"momentum": 1.0}, "task.optimizer.momentum=1.0: expected a finite number above 0 and below 1"),
+        (Sgd, {"momentum": 1.0}, "task.optimizer.momentum=1.0: expected a finite number of at least 0 and below 1"),
         (Sgd, {"momentum": -0.5}, "task.optimizer.momentum=-0.5"),
         (Sgd, {"nesterov": True}, "task.optimizer.nesterov=True: needs a task.optimizer.momentum above 0"),
         (Sgd, {"momentum": 0.9, "nesterov": 1}, "task.optimizer.nesterov=1: expected true or false"),

@@ -24,6 +24,7 @@ def topics(seed: int, length: int = 64, held_out: float = 0.1, masked: float = 0
     text is too short for such windows."""
     check_whole("data.length", length, at_least=1)
     check_number("data.held_out", held_out, above=0, below=1)
+    check_number("data.masked", masked, at_least=0, below=0.5)
     ids = encode(_text())
     windows = (len(ids) - 1) // length
     tests = round(windows * held_out)
@@ -32,7 +33,6 @@ def topics(seed: int, length: int = 64, held_out: float = 0.1, masked: float = 0
     x, y = (ids[first : first + windows * length].reshape(windows, length) for first in (0, 1))
     order = torch.randperm(windows - tests, generator=torch.Generator().manual_seed(seed))
     if masked:
-        check_number("data.masked", masked, above=0, below=0.5)
         prompts = torch.rand(windows, 1, generator=torch.Generator().manual_seed(0)) * 2 * masked * length
         y = y.masked_fill(torch.arange(length) < prompts.round(), MaskedCrossEntropy.ignored)
     reason = f"{len(ids)} characters of the help pages of Python {platform.python_version()}"

@@ -15,6 +15,7 @@ from mpcompare.scalers import overflows
 from mpcompare.scalers.overflows import SHOWN, OverflowStep, power
 from mpcompare.streams import lasting
 
+TOO_LARGE = 2.0**128 - 2.0**103  # the smallest number that fp32 rounds to inf
 WIDEST = 110  # characters: on a wider console a row's numbers would lie far from each other
 
 
@@ -64,7 +65,7 @@ def _checked(args: argparse.Namespace) -> list[str]:
     if args.interval is not None:
         check_whole("--interval", args.interval, at_least=1)
     if args.init_scale is not None:
-        check_number("--init-scale", args.init_scale, above=0, below=2.0**128)
+        check_number("--init-scale", args.init_scale, above=0, below=TOO_LARGE)
         if args.init_scale < 1:
             raise InputError("--init-scale", args.init_scale, "expected at least 1, the min scale of three libraries")
     if args.out:

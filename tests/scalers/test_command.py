@@ -129,6 +129,10 @@ def test_scalers_begin_at_the_scale_of_the_run_and_torch_repeats_it(monkeypatch,
         ([".", "--interval", "0"], "--interval=0: expected a whole number of at least 1"),
         ([".", "--init-scale", "0.5"], "--init-scale=0.5: expected at least 1, the min scale of three libraries"),
         ([".", "--init-scale", "nan"], "--init-scale=nan: expected a finite number above 0 and below 3.40282e+38"),
+        (
+            [".", "--init-scale", "3.4028236e38"],  # inf in fp32
+            "--init-scale=3.4028236e+38: expected a finite number above 0 and below 3.40282e+38",
+        ),
         (["--thresholds", "none.txt"], "--thresholds=none.txt: cannot read it (No such file or directory)"),
         (["y", "--out", "scales"], "--out=scales: expected a name that ends in one of .png, .svg, .pdf"),
         (["y", "--out", "no/s.png"], "--out=no/s.png: cannot write there (there is no folder no)"),

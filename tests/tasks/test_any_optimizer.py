@@ -192,7 +192,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("name", "said"), REFUSED.items(), ids=REFUSED)
 def test_what_cannot_be_replayed_is_said(name, said):
-    with pytest.raises(InputError, match=re.escape(f"task.optimizer._target_={name}: {said}")):
+    with pytest.raises(InputError, match="^" + re.escape(f"task.optimizer._target_={name}: {said}")):
         AnyOptimizer(name, 1e-2)
 
 

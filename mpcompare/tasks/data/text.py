@@ -20,8 +20,8 @@ def topics(seed: int, length: int = 64, held_out: float = 0.1, masked: float = 0
     come in an order drawn from ``seed``. The text differs between versions of Python, and so does the fingerprint.
 
     With ``masked`` a window begins with a prompt that nobody is asked to predict: its labels are -100. Its length is
-    drawn from 0 to twice this share of the window. Raises InputError where this Python has no ``pydoc_data``, or the
-    text is too short for such windows."""
+    drawn from 0 to twice this share of the window, and leaves a label at least. Raises InputError where this Python has
+    no ``pydoc_data``, or the text is too short for such windows."""
     check_whole("data.length", length, at_least=1)
     check_number("data.held_out", held_out, above=0, below=1)
     check_number("data.masked", masked, at_least=0, below=0.5)
@@ -34,7 +34,7 @@ def topics(seed: int, length: int = 64, held_out: float = 0.1, masked: float = 0
     order = torch.randperm(windows - tests, generator=torch.Generator().manual_seed(seed))
     if masked:
         prompts = torch.rand(windows, 1, generator=torch.Generator().manual_seed(0)) * 2 * masked * length
-        y = y.masked_fill(torch.arange(length) < prompts.round(), MaskedCrossEntropy.ignored)
+        y = y.masked_fill(torch.arange(length) < prompts.round().clamp(max=length - 1), MaskedCrossEntropy.ignored)
     reason = f"{len(ids)} characters of the help pages of Python {platform.python_version()}"
     return Dataset("topics", reason, x[order], y[order], x[windows - tests :], y[windows - tests :])
 

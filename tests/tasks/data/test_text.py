@@ -48,6 +48,12 @@ def test_what_cannot_be_had_is_one_line(monkeypatch):
             topics(0, **arguments)
 
 
+def test_the_longest_prompt_leaves_a_label(monkeypatch):
+    monkeypatch.setattr(text, "_text", lambda: "abc" * 400)
+    labels = (topics(0, length=4, masked=0.499).y_train >= 0).sum(dim=1)
+    assert (labels.min(), labels.max()) == (1, 4)
+
+
 def test_a_python_without_its_help_pages_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(InputError, match="data=text: this Python has no pydoc_data"):

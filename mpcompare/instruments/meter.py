@@ -47,7 +47,8 @@ def peak_memory(device: torch.device, run: Callable[[], object]) -> Peak:
     """Returns the peak of ``run``, which is profiled: not to be timed. Its result lives until the peak is known.
 
     On CUDA ``bytes`` is ``max_memory_allocated``; on a CPU it is the sum over the allocator's own events. Memory that
-    libraries take by themselves (cuBLAS where it does not ask torch, buffers of a CPU GEMM) is not seen.
+    libraries take by themselves (cuBLAS where it does not ask torch, buffers of a CPU GEMM) is not seen. On a CPU
+    memory that other threads of Python ask for is not seen either.
     """
     gc.collect()  # garbage that is there already must not be freed, and subtracted, in the middle of the run
     if device.type == "cpu":

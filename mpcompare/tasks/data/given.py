@@ -113,7 +113,7 @@ def not_finite(dataset: Dataset) -> str:
     for part in PARTS:
         for name, values in named(part, getattr(dataset, part)):
             if values.is_floating_point():
-                wrong = ~(values.abs() <= LARGEST)  # NaN is not below anything
+                wrong = ~(values.float().abs() <= LARGEST)  # NaN is not below anything
                 if count := int(wrong.sum()):
                     return _where(name, values, wrong, count)
     return ""

@@ -96,3 +96,12 @@ def test_numbers_that_are_not_finite_are_counted_and_found_in_any_part():
     wrong[2:, 0, 1, 0] = math.nan
     assert not_finite(Dataset("d", "", x, y, wrong, y)) == "x_test, sample 2, feature (0, 1, 0) is nan, and 1 more"
     assert not_finite(Dataset("d", "", x, y, x, y / 0)) == "y_test, sample 0 is nan, and 3 more"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_an_infinite_number_is_found_in_every_format(dtype):
+    x = X.to(dtype)
+    assert not_finite(Dataset("d", "", x, Y, x, Y)) == ""
+    wrong = x.clone()
+    wrong[5, 2] = math.inf
+    assert not_finite(Dataset("d", "", wrong, Y, x, Y)) == "x_train, sample 5, feature 2 is inf"

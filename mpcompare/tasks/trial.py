@@ -22,7 +22,7 @@ def try_out(model: nn.Module, task: Task, x: Batch, y: Batch, data: str, y_test:
     ``x`` and ``y`` are all training samples of the data set named ``data``, ``y_test`` its held-out targets."""
     if task.batch_size > len(x):
         raise InputError("task.batch_size", task.batch_size, f"data={data} has only {len(x)} samples")
-    few, targets = x[:4], y[:4]
+    few, targets = x[:4].clone(), y[:4].clone()
     name = type(model).__name__
     model = copy_of(model)
     task = fitted(model, task, x, y)
@@ -36,17 +36,20 @@ def try_out(model: nn.Module, task: Task, x: Batch, y: Batch, data: str, y_test:
 def fitted(model: nn.Module, task: Task, x: Batch, y: Batch) -> Task:
     """Lets a network take and return nests of tensors where its data and its own output are nests. Returns the task
     with a loss that takes them. Raises InputError where the loss is of one tensor, and the network returns several, or
-    there are several targets."""
+    there are several targets. So it does where the network writes into its inputs."""
     take_trees(model, isinstance(x, Tree), outputs=False)
+    name, few = type(model).__name__, x[:4].clone()
     with as_examined(x.device), torch.no_grad():
         try:
-            output = copy_of(model)(x[:4])
+            output = copy_of(model)(few)
         except (Exception, SystemExit):
             return task  # ``try_out`` says why
+    if _is_written(few):
+        expected = "expected a copy of them, such as x.clone(), and no inplace=True"
+        raise InputError("task.model", name, f"writes into its inputs when it is called: {expected}")
     nest = not isinstance(output, Tensor | Tree)
     if not nest and not returns_trees(model) and not isinstance(y, Tree):
         return task
-    name = type(model).__name__
     if nest and not tree_of(output).tensors:
         raise InputError("task.model", name, f"returns a {type(output).__name__}: expected tensors")
     take_trees(model, False, nest)
@@ -118,6 +121,8 @@ def _try_loss(task: Task, output: Any, targets: Batch, every: Sequence[Any], dat
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         found = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise InputError("task.loss", _loss_name(task), f"gives {found} for {both}: expected a scalar")
+    if _is_written(targets):
+        raise InputError("task.loss", _loss_name(task), "writes into its targets: expected a copy, such as y.clone()")
 
 
 def _try_backward(model: nn.Module, task: Task, few: Batch, targets: Batch, name: str) -> None:
@@ -179,6 +184,11 @@ def _check_classes(y: Tensor, classes: int, masked: bool) -> None:
         raise ValueError(f"labels go up to {most}, and the last dimension of the output has {classes} classes")
     if least < 0:
         raise ValueError(f"a label is {least}, and masked_cross_entropy leaves out labels of -100")
+
+
+def _is_written(batch: Batch) -> bool:
+    """Returns whether a call has written into a new batch, even if the numbers are the same."""
+    return any(t._version for t in tensors_of(batch))
 
 
 def _shape(batch: Batch) -> str:

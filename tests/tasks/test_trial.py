@@ -1,5 +1,6 @@
 """Networks and losses that cannot be trained: each is one line before anything is."""
 
+import copy
 import sys
 import threading
 
@@ -8,9 +9,10 @@ import torch
 from torch import nn
 
 from mpcompare.errors import InputError
+from mpcompare.tasks.batch import Tree, tensors_of
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task
-from mpcompare.tasks.trial import first_loss, try_out
+from mpcompare.tasks.trial import first_loss, fitted, try_out
 
 CPU = torch.device("cpu")
 X, Y = torch.randn(8, 3), torch.arange(8) % 4
@@ -56,6 +58,43 @@ def test_a_network_that_writes_into_its_parameters_is_one_line():
     task = module_task(Averages)
     with pytest.raises(InputError, match=r"^task.model=Averages: writes into its parameter target.weight when it is c"):
         try_out(task.new_model(0, CPU), task, X, Y, "x")
+
+
+class Shifts(nn.Linear):
+    """It writes into its inputs, as ``nn.ReLU(inplace=True)`` does."""
+
+    def __init__(self):
+        super().__init__(3, 4)
+
+    def forward(self, x, more=None):
+        x -= 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("x", [X, torch.full((8, 3), torch.nan), Tree({"x": X}), Tree((X, X))])
+def test_a_network_that_writes_into_its_inputs_is_one_line_and_leaves_them_as_they_are(x):
+    first, task = copy.deepcopy(x), module_task(Shifts)
+    with pytest.raises(InputError, match=r"^task.model=Shifts: writes into its inputs when it is called: expected a c"):
+        try_out(task.new_model(0, CPU), task, x, Y, "x")
+    for before, after in zip(tensors_of(first), tensors_of(x), strict=True):
+        torch.testing.assert_close(before, after, rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_input_that_is_written_with_its_own_numbers_is_written():
+    task = module_task(lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 4)))
+    with pytest.raises(InputError, match="task.model=Sequential: writes into its inputs"):
+        fitted(task.new_model(0, CPU), task, X.abs(), Y)
+
+
+def test_a_loss_that_writes_into_its_targets_is_one_line_and_leaves_them_as_they_are():
+    def shifted(output, y):
+        y[y == 3] = -100
+        return nn.functional.cross_entropy(output, y)
+
+    task, y = module_task(lambda: nn.Linear(3, 4), shifted), Y.clone()
+    with pytest.raises(InputError, match=r"^task.loss=shifted: writes into its targets: expected a copy, such as y.c"):
+        try_out(task.new_model(0, CPU), task, X, y, "x")
+    assert torch.equal(y, Y)
 
 
 def in_inference_mode():

@@ -111,14 +111,14 @@ class Task:
         name = type(model).__name__
         if not any(p.requires_grad for p in model.parameters()):
             raise InputError("task.model", name, "has no parameters to train")
-        as_real(model)
         for where, p in model.named_parameters():
             if fault := _fault(p):
                 raise InputError("task.model", name, f"parameter {where} is {fault}")
         try:
-            copy_of(model)
+            model = copy_of(model)  # the function may return the same one each time
         except Exception as error:
             raise InputError("task.model", name, f"cannot be copied ({type(error).__name__}: {error})") from error
+        as_real(model)
         check_groups(self.optimizer, model.named_parameters())
         return widen(model).to(device).train()
 
@@ -127,7 +127,8 @@ def _fault(parameter: nn.Parameter) -> str:
     """Returns why no backend can train a parameter, and what to change; empty where one can."""
     if isinstance(parameter, UninitializedParameter):
         return "lazy: expected a shape from the start, as of a network that was called with a sample"
-    if parameter.dtype is not torch.float32 and (parameter.requires_grad or parameter.dtype not in HALF):
+    of_parts = parameter.dtype.to_real()  # of a complex weight
+    if of_parts is not torch.float32 and (parameter.requires_grad or of_parts not in HALF):
         expected = "expected fp32, in which weights that are trained begin; frozen ones may have 16 bits"
         return f"{parameter.dtype}: {expected}"
     if parameter.layout is not torch.strided or parameter.is_meta:

@@ -130,6 +130,30 @@ def module_task(model: nn.Module, loss: object = "cross_entropy") -> Task:
     return Task(lambda: model, loss, Sgd(0.1), 4)  # type: ignore[arg-type]
 
 
+class Turns(nn.Module):
+    """It has a layer of 16 bits that is not trained, and complex weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4).half().requires_grad_(False)
+        self.turns = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (self.first(x.to(self.first.weight.dtype)).to(torch.complex64) @ self.turns).real
+
+
+def test_a_network_that_a_function_returns_again_and_again_stays_as_it_is():
+    own = Turns().eval()
+    task = module_task(own)
+    network = task.new_model(0, torch.device("cpu"))
+    assert (network.training, network.first.weight.dtype) == (True, torch.float32)
+    assert (own.training, own.first.training, own.first.weight.dtype) == (False, False, torch.float16)
+    assert (type(own), own.turns.dtype) == (Turns, torch.complex64)
+    with torch.no_grad():
+        network.first.weight.add_(1)
+    assert not torch.equal(task.new_model(0, torch.device("cpu")).first.weight, network.first.weight)
+
+
 class Noisy(nn.Linear):
     """Adds numbers of a generator that no seed of torch's reaches."""
 

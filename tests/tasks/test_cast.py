@@ -54,6 +54,24 @@ def test_buffers_stay_in_fp32_and_what_they_are_added_to_enters_products_in_16_b
     assert {p.grad.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
+@pytest.mark.parametrize(
+    ("layer", "call"),
+    [
+        (nn.LSTM(8, 8), lambda layer, x: layer(x[None], (torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)))[0]),
+        (nn.GRU(8, 8), lambda layer, x: layer(x[None], hx=torch.zeros(1, 2, 8))[0]),
+        (nn.LSTMCell(8, 8), lambda layer, x: layer(x, (torch.zeros(2, 8), torch.zeros(2, 8)))[0]),
+        (nn.LayerNorm(8), lambda layer, x: layer(input=x)),
+    ],
+)
+def test_inputs_in_nests_and_by_name_are_cast_as_others_are(layer, call):
+    model = nn.Sequential(nn.Linear(8, 8), layer)
+    cast_module(model, torch.bfloat16)
+    output = call(layer, model[0](torch.rand(2, 8, dtype=torch.bfloat16)))
+    assert output.dtype is torch.bfloat16
+    output.float().sum().backward()
+    assert all(p.grad.dtype is p.dtype for p in layer.parameters())
+
+
 def test_an_error_in_a_cast_module_leaves_no_mode_behind():
     model = Buffered(nn.GRU)
     cast_module(model, torch.bfloat16)

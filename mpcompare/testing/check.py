@@ -75,6 +75,7 @@ def check_backend(
 
 def _check(candidate: Candidate, checked: Checked) -> Iterator[str]:
     try:
+        candidate = replace(candidate, task=candidate.fitted()[1])
         backend = candidate.new()
     except BackendUnavailable as error:
         checked.skipped[candidate.name] = str(error)

@@ -20,6 +20,7 @@ from mpcompare.errors import InputError
 from mpcompare.loss_scale import NoLossScale, StaticLossScale
 from mpcompare.precision import FORMATS
 from mpcompare.report.verdicts import judge_run
+from mpcompare.tasks.batch import each, tensors_of
 from mpcompare.tasks.task import Params, buffers_of, params_of
 from mpcompare.testing.candidate import LOSS_SCALES, Candidate, Checked
 from mpcompare.testing.continuing import copy_of_all, finished, goes_on_from_a_state, two_at_once
@@ -48,8 +49,8 @@ def _leaves_the_model_alone(candidate: Candidate, checked: Checked) -> Iterator[
         before = copy.deepcopy(batch)
         candidate.step(backend, batch)
         for what, place in (("inputs", 0), ("targets", 1)):
-            pairs = ((was[place], now[place]) for was, now in zip(before, batch, strict=True))
-            if not all(numerics.same_bits(was, now) for was, now in pairs):
+            was, now = ([t for micro_batch in b for t in tensors_of(micro_batch[place])] for b in (before, batch))
+            if not all(map(numerics.same_bits, was, now)):
                 yield f"it writes to the {what} of a batch: expected a copy"
     for what, of, _ in kinds:
         tensors, expected = of(model), of(as_it_was)
@@ -124,7 +125,7 @@ def _loss_scale(candidate: Candidate, checked: Checked) -> Iterator[str]:
         for number, batch in enumerate(stream):
             overflows = real and number == 3
             if overflows:
-                batch = [(torch.full_like(x, math.inf), y) for x, y in batch]
+                batch = [(each(_infinite, x), y) for x, y in batch]
             scale, before = float(backend.loss_scale()), copy_of_all(backend.master_params())
             if scale != scaling.scale:
                 wrong.add(f"{name}: loss_scale() is {scale:g} where the policy says {scaling.scale:g}")
@@ -199,6 +200,10 @@ def _named(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Tens
             yield f"{what}: {name} is {list(tensor.shape)}, expected {list(expected[name].shape)}"
     if wrong := {_dtype(tensor) for tensor in tensors.values() if dtype is not None and tensor.dtype is not dtype}:
         yield f"{what} are {', '.join(sorted(wrong))}, expected {str(dtype).removeprefix('torch.')}"
+
+
+def _infinite(x: Tensor) -> Tensor:
+    return torch.full_like(x, math.inf) if x.is_floating_point() else x
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.backends import BACKENDS
 from support.marks import slow_rows
+from torch import nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
@@ -14,7 +15,11 @@ from mpcompare.backends.master_weights import MasterWeights
 from mpcompare.contract import BackendUnavailable
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale
-from mpcompare.testing import BrokenContract, check_backend, continuing, requirements, small_tasks
+from mpcompare.tasks.batch import tensors_of
+from mpcompare.tasks.data.given import dataset_of
+from mpcompare.tasks.optimizers import Sgd
+from mpcompare.tasks.task import Task
+from mpcompare.testing import BrokenContract, Checked, check_backend, continuing, requirements, small_tasks
 
 TASKS = small_tasks()
 MLP = {"mlp": TASKS["mlp"]}
@@ -157,7 +162,8 @@ class GrowsLate(MasterWeights):
 
 class ScalesTheBatch(Fp32):
     def forward(self, x, y):
-        return super().forward(x.mul_(2), y)
+        tensors_of(x)[0].mul_(2)
+        return super().forward(x, y)
 
 
 class KeepsTheState(Fp32):
@@ -398,3 +404,28 @@ def test_a_precision_that_it_does_not_have_is_an_input_error():
     with pytest.raises(InputError, match="precision=fp16: backend=Fp32 accepts one of auto, fp32"):
         check_backend(Fp32, precision="fp16")
     assert check_backend(Fp32, precision="auto", tasks=MLP).candidates == ["mlp fp32"]
+
+
+class OfNests(nn.Module):
+    """Takes its inputs by name, and returns its loss with its output."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x, ids, labels):
+        output = self.linear(x) + ids[:, None]
+        return {"output": output, "loss": nn.functional.cross_entropy(output, labels)}
+
+
+def test_a_task_of_nests_is_checked_as_others_are(monkeypatch):
+    monkeypatch.setattr(requirements, "verdict", lambda candidate, checked: [])
+    only = (requirements._leaves_the_model_alone, requirements._loss, requirements._loss_scale)
+    monkeypatch.setattr(requirements, "REQUIREMENTS", only)
+    x, ids = torch.randn(16 * 10, 4), torch.arange(16 * 10) % 3
+    nest = {"x": x, "ids": ids, "labels": ids}
+    task = Task(OfNests, "model", Sgd(0.1), batch_size=16)
+    tasks = {"nests": (task, dataset_of((nest, nest, nest, nest), "nests"))}
+    assert check_backend(Amp, tasks=tasks, precision="bf16") == Checked(["nests bf16"])
+    with pytest.raises(BrokenContract, match="it writes to the inputs of a batch: expected a copy .nests fp32."):
+        check_backend(ScalesTheBatch, tasks=tasks, precision="fp32")

@@ -36,9 +36,9 @@ _COPY_OF_TENSOR = Tensor.__deepcopy__
 def _detached(value: Tensor, known: dict[int, Any]) -> Tensor:
     """Returns a copy of a tensor. Torch copies no results, such as the state that a layer left or the numbers of a
     distribution: a copy has their numbers, and not their graph. It copies no matrix of compressed rows, either."""
-    if not (value.layout is torch.strided or value.is_sparse):
-        return value.detach().clone()
-    return _COPY_OF_TENSOR(value, known) if value.is_leaf else value.detach()
+    if value.is_leaf and (value.layout is torch.strided or value.is_sparse):
+        return _COPY_OF_TENSOR(value, known)
+    return value.detach().clone()
 
 
 def _of_copy(value: Any, known: dict[int, Any]) -> Any:

@@ -100,3 +100,26 @@ def test_a_hook_of_a_copy_writes_into_the_copy():
     made = copy_of(copy_of(model))
     assert torch.equal(made(x), model(x))
     assert made.kept == model.kept == {}
+
+
+class Fades(nn.Module):
+    """Keeps a result of its layer under two names, and writes into it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.state = self.again = self.layer(torch.ones(1, 4)) * 1
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.state.mul_(0.5)
+        return self.layer(x) + self.again.detach()
+
+
+def test_a_result_that_a_network_keeps_is_a_copys_own():
+    model = Fades()
+    before, made = model.state.detach().clone(), copy_of(model)
+    made(torch.randn(5, 4))
+    assert torch.equal(model.state, before)
+    assert made.again is made.state
+    assert torch.equal(made.state, before / 2)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from mpcompare.errors import InputError, fault_of_call, in_full
@@ -87,7 +87,7 @@ def _whole(data: Any, wanted: int) -> Any:
         raise InputError("data", type(data).__name__, expected)
     if _is_indexed(data):
         return _collated(data, wanted)
-    if isinstance(data, (DataLoader, Iterable)):
+    if isinstance(data, Iterable):
         return _joined(_until(iter(data), wanted))
     raise InputError("data", type(data).__name__, EXPECTED)
 
@@ -147,6 +147,8 @@ def _numbers(batch: Any, target: bool | None = None) -> Any:
     tensor = tensor_of(batch, bool(target))
     if tensor is None:
         raise InputError("data", kind_of(batch), "expected a tensor or a numpy array of numbers")
+    if not tensor.dim():
+        raise InputError("data", f"{tensor.item()}", "is a single number: expected a tensor with a row for each sample")
     return tensor
 
 
@@ -156,6 +158,8 @@ def _holds_numbers(value: Any) -> bool:
 
 def _pair(batch: Any, model: Any, loss: Any) -> tuple[Any, Any]:
     """Returns inputs and targets. The only tensor of a batch is both, and of several the last is the target."""
+    if not tree_leaves(batch):
+        raise InputError("data", type(batch).__name__, "is empty: expected inputs and targets")
     if isinstance(batch, Tensor):
         return batch, batch
     if isinstance(batch, tuple):

@@ -458,6 +458,15 @@ REFUSED = {
     "samples without numbers": (
         {"model": Net, "data": (X.to("meta"), Y)}, "data=Tensor torch.float32: expected a tensor or a numpy array of",
     ),
+    "no data": ({"model": Net, "data": ()}, "data=tuple: is empty: expected inputs and targets"),
+    "no data by name": ({"model": Net, "data": ({}, {})}, "data=tuple: is empty: expected inputs and targets"),
+    "empty batches": ({"model": Net, "data": iter([()] * 3)}, "data=tuple: is empty: expected inputs and targets"),
+    "one target": (
+        {"model": Net, "data": (X, torch.tensor(2))}, "data=2: is a single number: expected a tensor with a row for",
+    ),
+    "a number in a batch": (
+        {"model": Net, "data": iter([{"epoch": torch.tensor(1), "x": X}])}, "data=1: is a single number: expected",
+    ),
     "three tensors": ({"model": Net, "data": (X, Y, X[:9])}, "data=3 tensors: expected 2 or 4, or several inputs and"),
     "several lengths": (
         {"model": Net, "data": iter([(X[:4, :7], Y[:4]), (X[4:], Y[4:])])}, "data=loader: gives batches that do not",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mpcompare import generators
 from mpcompare.contract import BackendUnavailable
 from mpcompare.errors import in_full
 from mpcompare.instruments import fp32_products, machine
@@ -61,7 +62,7 @@ def check_backend(
             if tf32 and where.type != "cuda":
                 checked.skipped[candidate.name] = f"{each} needs a CUDA GPU"
                 continue
-            with fp32_products.tf32(tf32):
+            with fp32_products.tf32(tf32), generators.kept(where):
                 for sentence in _check(candidate, checked):
                     candidates_of.setdefault(sentence, []).append(candidate.name)
     broken = [f"{sentence} ({', '.join(candidates)})" for sentence, candidates in candidates_of.items()]

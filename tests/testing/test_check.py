@@ -1,6 +1,7 @@
 """check_backend lets right backends pass, and names each violation in one line."""
 
 import copy
+import random
 import threading
 
 import pytest
@@ -163,6 +164,12 @@ class GrowsLate(MasterWeights):
 class ScalesTheBatch(Fp32):
     def forward(self, x, y):
         tensors_of(x)[0].mul_(2)
+        return super().forward(x, y)
+
+
+class DrawsNumbers(Fp32):
+    def forward(self, x, y):
+        random.random()
         return super().forward(x, y)
 
 
@@ -429,3 +436,12 @@ def test_a_task_of_nests_is_checked_as_others_are(monkeypatch):
     assert check_backend(Amp, tasks=tasks, precision="bf16") == Checked(["nests bf16"])
     with pytest.raises(BrokenContract, match="it writes to the inputs of a batch: expected a copy .nests fp32."):
         check_backend(ScalesTheBatch, tasks=tasks, precision="fp32")
+
+
+def test_the_generators_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(requirements, "verdict", lambda candidate, checked: [])
+    monkeypatch.setattr(requirements, "REQUIREMENTS", (requirements._loss,))
+    before = torch.get_rng_state(), random.getstate()
+    assert check_backend(DrawsNumbers, tasks=MLP).candidates == ["mlp fp32"]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]

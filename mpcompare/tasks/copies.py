@@ -4,6 +4,7 @@ modules of the copy.
 """
 
 import copy
+import threading
 from collections.abc import Mapping
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ def copy_of(network: Module, kept: Mapping[int, Any] | None = None) -> Module:
     """Returns a copy of a network. ``kept`` maps the ``id`` of an object within the network to the object that the copy
     has in its place."""
     known = dict(kept or {})
-    with mock.patch.object(Tensor, "__deepcopy__", _detached):
+    with _ONE_AT_A_TIME, mock.patch.object(Tensor, "__deepcopy__", _detached):
         made = copy.deepcopy(network, known)
     for module in made.modules():
         for owner in (vars(module), *(vars(module).get(hooks, {}) for hooks in HOOKS)):
@@ -30,6 +31,7 @@ def copy_of(network: Module, kept: Mapping[int, Any] | None = None) -> Module:
     return made
 
 
+_ONE_AT_A_TIME = threading.RLock()  # two threads would put back each other's method
 _COPY_OF_TENSOR = Tensor.__deepcopy__
 
 

@@ -1,6 +1,7 @@
 """Copies of networks whose forward is a function of somebody else."""
 
 import copy
+import threading
 from functools import partial
 
 import pytest
@@ -123,3 +124,32 @@ def test_a_result_that_a_network_keeps_is_a_copys_own():
     assert torch.equal(model.state, before)
     assert made.again is made.state
     assert torch.equal(made.state, before / 2)
+
+
+class Waits(nn.Linear):
+    """Its copy begins, and waits a moment for an event."""
+
+    def __init__(self, begun, awaited):
+        super().__init__(4, 3)
+        self.begun, self.awaited = begun, awaited
+
+    def __deepcopy__(self, known):
+        self.begun.set()
+        self.awaited.wait(0.1)
+        return nn.Linear(4, 3)
+
+
+def test_copies_in_two_threads_leave_torchs_own_method():
+    own = torch.Tensor.__deepcopy__
+    first_begun, second_begun, first_ended = (threading.Event() for _ in range(3))
+
+    def second():
+        first_begun.wait()
+        copy_of(Waits(second_begun, first_ended))
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    copy_of(Waits(first_begun, second_begun))
+    first_ended.set()
+    thread.join()
+    assert torch.Tensor.__deepcopy__ is own

@@ -27,6 +27,19 @@ def seed(number: int) -> None:
         torch.default_generator.manual_seed(number)
 
 
+@contextmanager
+def torchs_kept() -> Iterator[None]:
+    """Puts torch's generators back when it ends, on all devices, as they were before any :func:`seed`. Generators of
+    GPUs that this process does not use yet will begin from the seed of the CPU's, as ``torch.manual_seed`` wants it."""
+    used = torch.cuda.is_initialized()
+    try:
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if used else []):
+            yield
+    finally:
+        if torch.accelerator.is_available() and not used:
+            torch.cuda.manual_seed_all(torch.initial_seed())
+
+
 def states(device: torch.device = CPU) -> GeneratorStates:
     """Returns the states as they are."""
     named = {"cpu": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state(legacy=False)}

@@ -8,6 +8,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from mpcompare import generators
 from mpcompare.api import checks, optimizers, samples
 from mpcompare.api.arguments import Arguments
 from mpcompare.api.objects import Objects, written
@@ -121,5 +122,6 @@ def _try(call: Arguments, make: Callable[[], Any], loss: Any, data: Dataset) -> 
     asked = {name: call.setting("task", name) for name in ("accumulate", "clip_norm")}
     plain = {name: value for name, value in asked.items() if value is not None and not isinstance(value, str)}
     task = Task(make, loss, Sgd(0.1), size, **plain)
-    model = task.new_model(0, torch.device("cpu"))
-    try_out(model, task, data.x_train, data.y_train, data.name, data.y_test)
+    with generators.torchs_kept():
+        model = task.new_model(0, torch.device("cpu"))
+        try_out(model, task, data.x_train, data.y_train, data.name, data.y_test)

@@ -494,6 +494,16 @@ def test_a_task_of_ours_has_the_backend_of_the_settings(tmp_path):
     assert not [each for each in composed(tmp_path, task="mnist_mlp")[0] if each.startswith("backend=")]
 
 
+def test_the_generators_of_gpus_draw_on_from_the_callers_seed(monkeypatch, tmp_path):
+    seeds = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    torch.default_generator.manual_seed(12)
+    composed(tmp_path, model=Net, data=(X, Y), batch_size=8)
+    assert len(seeds) > 1
+    assert seeds[-1] == 12
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_meant_is_one_line_within_a_second(name, tmp_path):
     arguments, message = REFUSED[name]

@@ -62,14 +62,15 @@ def read_loss(loss: Any) -> Any:
 
 def read_precisions(precision: Any, backends: Iterable[Any], device: str) -> list[str]:
     """Returns the names of precisions. ``auto`` stands for a 16-bit one where a backend in fp32 takes part, too."""
-    names = []
+    names, accepted = [], ["auto", *PRECISIONS]
+    expected = f"expected one of {', '.join(accepted)}, torch.bfloat16, torch.float16, torch.float32"
     for each in precision if isinstance(precision, (list, tuple)) else [precision]:
         name = DTYPES.get(each, str(each)) if isinstance(each, torch.dtype) else each
-        if name != "auto" and name not in PRECISIONS:
-            accepted = ["auto", *PRECISIONS]
-            expected = f"expected one of {', '.join(accepted)}, torch.bfloat16, torch.float16, torch.float32"
+        if name not in accepted:
             raise InputError("precision", name, expected + did_you_mean(str(name).replace("loat", "p"), accepted))
         names.append(str(name))
+    if not names:
+        raise InputError("precision", precision, expected)
     on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     plain = [each for each in backends if each in ("fp32", "tf32")]
     if plain and len(names) == 1 and names[0] in ("fp16", "bf16"):

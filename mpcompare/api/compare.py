@@ -104,9 +104,13 @@ def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
     if call.precision is not None:
         overrides.append("precision=" + ",".join(checks.read_precisions(call.precision, call.backends, device)))
     overrides += network.overrides_of(call, objects)
-    asked = {"task.batch_size": call.batch_size, "task.optimizer.lr": call.lr, "train.steps": call.steps}
-    overrides += [f"++{key}={written(key, value)}" for key, value in asked.items() if value is not None]
-    return [*overrides, *_knobs(call.knobs)]
+    knobs = list(_knobs(call.knobs))
+    for name, key in (("batch_size", "task.batch_size"), ("lr", "task.optimizer.lr"), ("steps", "train.steps")):
+        if (value := getattr(call, name)) is not None:
+            if any(knob.lstrip("+").startswith(f"{key}=") for knob in knobs):
+                raise InputError(name, value, f"is set among the values of {key.split('.')[0]}, too: expected it once")
+            overrides.append(f"++{key}={written(key, value)}")
+    return [*overrides, *knobs]
 
 
 def _backends(objects: Objects, backends: list[Any], conf: Path) -> Iterator[str]:

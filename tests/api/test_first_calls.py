@@ -384,6 +384,13 @@ REFUSED = {
     "a compiled module": ({"model": torch.compile(Net()), "data": (X, Y)}, "model=OptimizedModule: is compiled: give"),
     "a word": ({"optimizer": "adamW2"}, "optimizer=adamw2: expected one of adam, adamw, "),
     "a precision": ({"precision": "bfloat16"}, "precision=bfloat16: expected one of auto, fp32, tf32, fp16, bf16"),
+    "no precision": ({"precision": []}, "precision=[]: expected one of auto, fp32, tf32, fp16, bf16, torch.bfloat16"),
+    "steps twice": (
+        {"steps": 5, "train": {"steps": 3}}, "steps=5: is set among the values of train, too: expected it once",
+    ),
+    "a rate twice": (
+        {"lr": 0.1, "task": {"optimizer": {"lr": 0.3}}}, "lr=0.1: is set among the values of task, too: expected it",
+    ),
     "steps": ({"steps": 0}, "steps=0: expected a whole number of at least 1"),
     "lr": ({"lr": -1.0}, "lr=-1.0: expected a finite number above 0"),
     "a backend": ({"backends": ["ampp"]}, "backends=ampp: expected one of accelerate, amp, "),

@@ -86,7 +86,7 @@ def tensor_of(value: Any, target: bool) -> Tensor | None:
     else."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         dtype = np.dtype(f"{value.dtype.kind}{min(value.dtype.itemsize, 8)}")  # in the byte order of the machine
-        value = torch.from_numpy(np.ascontiguousarray(value, dtype=dtype))
+        value = torch.from_numpy(np.require(value, dtype, ["C", "W"]))  # torch warns of arrays that nobody may write
         if value.dtype is torch.float64:
             value = value.float()
         elif target and value.dtype is torch.bool:

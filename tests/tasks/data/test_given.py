@@ -27,6 +27,13 @@ def test_arrays_of_numpy_are_taken_in_torchs_own_types():
     assert torch.equal(backwards.x_train, X.flip(0))
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_array_that_nobody_may_write_is_taken_without_a_warning():
+    x = X.numpy().copy()
+    x.flags.writeable = False
+    assert torch.equal(dataset_of((x, Y, X, Y), "load").x_train, X)
+
+
 def test_targets_of_torch_are_taken_in_the_types_of_torchs_losses():
     for given, taken in ((Y.to(torch.uint8), torch.int64), (X.double(), torch.float32), (X.half(), torch.float32)):
         data = dataset_of((X, given, X, given), "load")
@@ -49,6 +56,7 @@ def test_targets_of_torch_are_taken_in_the_types_of_torchs_losses():
         ((X, Y[:7], X, Y), "has 8 samples in x_train, and 7 in y_train: expected as many"),
         ((X, Y, X, Y[:7]), "has 8 samples in x_test, and 7 in y_test: expected as many"),
         ((X, Y, X[:0], Y[:0]), "x_test has shape [0, 3]: expected samples, at least one"),
+        ((X, Y, np.array(1.0), Y), "x_test has shape []: expected samples, at least one"),
         ((X, Y, X[0, 0], Y), "x_test has shape []: expected samples, at least one"),
         ((X, Y, X[:, :2], Y), "x_test has samples [2] float32, and x_train [3] float32"),
         ((X, Y, X, Y.float()), "y_test has samples [] float32, and y_train [] int64"),

@@ -4,12 +4,15 @@ import difflib
 import inspect
 import math
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 # The words of torch's RuntimeErrors on memory: from its allocator, the system, C++.
 NO_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory", "std::bad_alloc")
+
+T = TypeVar("T")
 
 SHOWN = 400  # characters of a value: a tensor has thousands
 
@@ -130,6 +133,20 @@ def fault_of_call(function: Callable[..., Any], /, *arguments: Any, **named: Any
     except ValueError:
         pass
     return None
+
+
+def result_of(field: str, name: str, function: Callable[..., T], /, *arguments: Any) -> T:
+    """Returns what a user's function returns. Raises InputError where it raises an error, or ends the program; the
+    message says where."""
+    try:
+        return function(*arguments)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        ended = isinstance(error, SystemExit)
+        what = f"calls sys.exit({error})" if ended else f"raises {type(error).__name__}: {error}"
+        raise InputError(field, name, f"{what} ({at.filename}, line {at.lineno})") from error
 
 
 def did_you_mean(word: object, accepted: Iterable[str]) -> str:

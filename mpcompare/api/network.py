@@ -12,7 +12,7 @@ from mpcompare import generators
 from mpcompare.api import checks, optimizers, samples
 from mpcompare.api.arguments import Arguments
 from mpcompare.api.objects import Objects, written
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, result_of
 from mpcompare.paths import CONF
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.data import Dataset, given
@@ -121,7 +121,8 @@ def _try(call: Arguments, make: Callable[[], Any], loss: Any, data: Dataset) -> 
         raise InputError("task.batch_size", size, said)
     asked = {name: call.setting("task", name) for name in ("accumulate", "clip_norm")}
     plain = {name: value for name, value in asked.items() if value is not None and not isinstance(value, str)}
-    task = Task(make, loss, Sgd(0.1), size, **plain)
+    name = getattr(make, "__name__", type(make).__name__)
+    task = Task(partial(result_of, "task.model", name, make), loss, Sgd(0.1), size, **plain)
     with generators.torchs_kept():
         model = task.new_model(0, torch.device("cpu"))
         try_out(model, task, data.x_train, data.y_train, data.name, data.y_test)

@@ -425,6 +425,10 @@ REFUSED = {
     "a function that fails": (
         {"model": Net, "data": lambda seed: 1 / 0}, "data=<lambda>: raises ZeroDivisionError: division by zero (",
     ),
+    "a network that fails": (
+        {"model": lambda: nn.Linear(1 // 0, 3), "data": (X, Y), "batch_size": 8},
+        "model=<lambda>: raises ZeroDivisionError: integer division or modulo by zero (",
+    ),
     "a function of three": (
         {"model": Net, "data": lambda seed: (X, Y, X)}, "data=<lambda>: expected a Dataset, or the tensors x_train",
     ),

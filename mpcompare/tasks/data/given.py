@@ -1,6 +1,5 @@
 """Data of a user's own function: tensors or numpy arrays, checked before anything is made of them or trained on."""
 
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_map_with_path
 
-from mpcompare.errors import InputError, fault_of_call
+from mpcompare.errors import InputError, fault_of_call, result_of
 from mpcompare.tasks.batch import Batch, Tree, named
 from mpcompare.tasks.data.dataset import PARTS, Dataset
 
@@ -22,16 +21,7 @@ def load(function: Callable[[int], Any], seed: int) -> Dataset:
     name = str(getattr(getattr(function, "func", function), "__name__", "function"))
     if fault := fault_of_call(function, seed):
         raise InputError("data._target_", name, f"expected a function that can be called with the seed ({fault})")
-    try:
-        loaded = function(seed)
-    except InputError:
-        raise
-    except (Exception, SystemExit) as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        ended = isinstance(error, SystemExit)
-        what = f"calls sys.exit({error})" if ended else f"raises {type(error).__name__}: {error}"
-        raise InputError("data._target_", name, f"{what} ({at.filename}, line {at.lineno})") from error
-    return dataset_of(loaded, name)
+    return dataset_of(result_of("data._target_", name, function, seed), name)
 
 
 def dataset_of(loaded: Any, name: str) -> Dataset:

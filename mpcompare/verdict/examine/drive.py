@@ -159,8 +159,10 @@ class Driver:
     def _write_update(self, taken: Seen) -> None:
         found, task = self.found, self.rule.task
         part = taken.in_part(numerics.SPREAD)
-        found.updates.append(self.rule.errors(part))
+        found.updates.append(errors := self.rule.errors(part))
         self.updates.append(part.in_part())
+        if errors and not any(e.lost > e.lost_in_fp32 for e in errors.values()):
+            found.steps[-1] = replace(found.steps[-1], at_rest=True)
         if taken.grads and task.clip_norm is not None:
             shown = None if taken.in_one_piece else taken.grads
             found.clips.append(clip_errors(shown, taken.clipped, taken.norm, task.clip_norm, task.clip_norm_type))

@@ -74,7 +74,8 @@ class Step:
     asked_scale: float | None = None  # the loss scale by the policy asked for; None where both policies are the same
     moved_early: bool = False  # whether a weight changed before the gradients of all micro-batches were there
     finite_after_clip: bool = False  # whether the clipped gradients were finite
-    at_rest: bool = False  # whether the learning rate was 0, at which no weight moves
+    # whether no weight is left that should move: the learning rate was 0, the update is 0, or fp32 rounds it away
+    at_rest: bool = False
 
 
 @dataclass(frozen=True)

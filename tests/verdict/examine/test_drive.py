@@ -1,16 +1,20 @@
-"""The updates of a new backend, of which some elements of each tensor are compared."""
+"""The updates of a new backend, of which some elements of each tensor are compared, and its steps."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 from support.judging import dataset_of, examined
+from support.mutations import subject_of
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
-from mpcompare.tasks.optimizers import AdamW
+from mpcompare.loss_scale import NoLossScale
+from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.drive import Driver
 
 TASK = replace(make_task(samples=32 * 12), optimizer=AdamW(1e-3))
 DATA = dataset_of(TASK)
@@ -36,3 +40,21 @@ def test_some_elements_of_each_tensor_tell_of_its_updates(backend, is_right):
     for drive in (found.first, found.aged.drive):
         worst = {name: max(update[name].excess for update in drive.updates) for name in drive.updates[0]}
         assert all((excess <= 1) == (is_right or name.endswith("bias")) for name, excess in worst.items())
+
+
+class TakesNone(Amp):
+    """Leaves all weights as they are."""
+
+    def step(self, lr):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("backend", "rate", "at_rest"), [(Amp, 0.1, True), (TakesNone, 0.1, False), (TakesNone, 1e-30, True)]
+)
+def test_a_step_that_fp32_rounds_away_need_not_move_weights(backend, rate, at_rest):
+    task = replace(TASK, optimizer=Sgd(rate))
+    driver = Driver(subject_of(SimpleNamespace(task=task, dataset=DATA), "bf16", backend), NoLossScale())
+    driver.take(driver.subject.first_batch)
+    (step,) = driver.found.steps
+    assert (step.moved, step.at_rest) == (backend is Amp, at_rest)

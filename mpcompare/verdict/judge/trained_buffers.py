@@ -3,7 +3,7 @@
 - *Value.* Buffers after the trained backend's next step, compared with a new backend's. Buffers at the end of training,
   compared with amp's.
 - *Limit after the next step.* As for a gradient, without a rounding of the numbers themselves.
-- *Limit at the end.* Whole numbers exactly. All others together as `run`, and one rounding of what they are made of. No
+- *Limit at the end.* Whole numbers exactly. All others together as `run`, and roundings of what they are made of. No
   buffer holds inf or NaN if all weights are finite. This holds for amp, too.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.buffers import Buffers, cause_of, of_step
 from mpcompare.verdict.judge.check import Case, Check, Checks
-from mpcompare.verdict.judge.limits import FP32, sum_error
+from mpcompare.verdict.judge.limits import FP32, K, sum_error
 from mpcompare.verdict.judge.trajectories import common_steps, jump, noise_factor
 
 
@@ -65,8 +65,8 @@ def _whole_numbers(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Chec
 
 def _others(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Checks:
     """Yields one check for all, each in units of its norm. The limit is the distance that one more correct run may
-    have, one rounding of each buffer in each step, and one rounding of the numbers that it is made of. A network may
-    keep the mean of its inputs, which has no noise, and ``master_weights`` gives it inputs in 16 bits.
+    have, one rounding of each buffer in each step, and roundings of the numbers that it is made of. A network may keep
+    the mean of its inputs, which has no noise, and ``master_weights`` gives it inputs in 16 bits: see ``_size``.
 
     Differences grow along one direction, and single buffers may be close by luck.
     """
@@ -81,12 +81,23 @@ def _others(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Checks:
         return np.array([np.divide(buffers[n].sketch if n in buffers else zero, norms[n]) for n in names])
 
     found = [rows(buffers) for buffers in correct]
-    noise = math.sqrt(float(np.var(found, axis=0, ddof=1).sum()))
+    noises = np.sqrt(np.var(found, axis=0, ddof=1).sum(axis=1))
+    noise, u = float(np.linalg.norm(noises)), case.run.unit_roundoff
+    sizes = [_size(case, n, norms[n]) if own_noise < u else 1.0 for n, own_noise in zip(names, noises, strict=True)]
     each = np.linalg.norm(rows(own) - found[0], axis=1)
     worst = names[int(np.argmax(np.where(np.isnan(each), math.inf, each)))]
-    rounded = len(case.reference.steps) * FP32 + sum_error(case.run) + case.run.unit_roundoff
+    rounded = len(case.reference.steps) * FP32 + sum_error(case.run)
     distance = float(np.linalg.norm(each))
     because = f"buffers are {distance:.1e} of their norms away from the buffers of {case.reference.name} after "
     because += f"training, which vary by {noise:.1e}; the furthest is {worst}"
-    limit = noise_factor(case.reference) * noise + rounded * math.sqrt(len(names))
+    limit = noise_factor(case.reference) * noise + rounded * math.sqrt(len(names)) + u * math.hypot(*sizes)
     yield Check("buffers after the run", distance, limit, cause_of(case, worst), because)
+
+
+def _size(case: Case, name: str, norm: float) -> float:
+    """Returns how large the terms of a buffer are over its norm, at least 1: terms may cancel, and each step adds some.
+    Their roundings have a standard deviation of u / sqrt(3) times their size, and K u times it is 3.5 of these."""
+    replays = (replay for each in (case.run, case.reference) for replay in each.findings.replays.values())
+    places = (place for replay in replays if (place := replay.places.get(f"buffer {name}")))
+    most = max((max(place.terms, place.rounding / case.run.unit_roundoff) for place in places), default=0.0)
+    return max(1.0, K * len(case.reference.steps) * most / norm)

@@ -94,6 +94,23 @@ def test_statistics_far_beyond_the_noise_are_named_and_near_ones_are_not(amp):
     assert verdict(amp, buffers=lost)[0].cause == "running statistics"
 
 
+@pytest.mark.parametrize(("terms", "word"), [(0.0, "differs"), (1.0, "same")])
+def test_rounded_inputs_move_a_mean_by_a_part_of_its_terms_which_cancel(amp, terms, word):
+    """Neither buffer has noise, as the statistics of inputs have none."""
+    one, norm = amp.findings.noise[0], np.linalg.norm(amp.findings.buffers[MEAN].sketch)
+    without = {n: replace(b, sketch=amp.findings.buffers[n].sketch) for n, b in one.buffers.items()}
+    first = amp.findings.replays["first"]
+    place = replace(first.places[f"buffer {MEAN}"], terms=terms * norm, rounding=0.0)
+    replays = {"first": replace(first, places={**first.places, f"buffer {MEAN}": place})}
+    findings = replace(amp.findings, replays=replays, noise=[replace(one, buffers=without)] * 2)
+    reference = replace(amp, findings=findings)
+    number, *others = amp.findings.buffers[MEAN].sketch
+    moved = changed(amp, MEAN, sketch=[number + 7 * 2.0**-9 * norm, *others])
+    judged = judge_run(replace(reference, name="other", findings=replace(findings, buffers=moved)), reference)
+    assert judged.word == word
+    assert [check.name for check in judged.checks if not check.passed] == ["buffers after the run"] * (terms == 0)
+
+
 def test_a_step_after_training_that_moves_them_otherwise_is_named(amp):
     error = amp.findings.last_buffers[MEAN]
     wrong = {**amp.findings.last_buffers, MEAN: replace(error, error=0.01 * error.norm)}

@@ -19,7 +19,7 @@ from mpcompare.tasks.task import Params, Task, params_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.errors import gradient_errors
-from mpcompare.verdict.examine.forced.passes import layers_of, recorded_step
+from mpcompare.verdict.examine.forced.passes import layers_of, recorded_step, unrecorded
 from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.loss_scale import StepRows
 from mpcompare.verdict.examine.new_step import compared, new_step
@@ -43,7 +43,8 @@ def last(
     walk = KeptStep(backend, batch, lr, updates, rows[-1]["step"])
     try:
         rule = subject.rule_of(backend)
-        new = new_step(subject, trained, walk.scale, batch, lr)
+        with unrecorded(backend):
+            new = new_step(subject, trained, walk.scale, batch, lr)
         step = recorded_step(subject, trained, walk, batch, kept=rule.task.clip_norm is not None)
         gradients, buffers = compared(step.loss, step.grads, new), new.buffers
         del new  # before the replays

@@ -1,15 +1,20 @@
-"""Histograms of exponents."""
+"""Histograms of exponents, and the step that the step after training is compared with."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
+from support.mutations import subject_of
 from support.tasks import make_task
 
+from mpcompare.contract import Walk
 from mpcompare.tasks.optimizers import Adam, Sgd
 from mpcompare.tasks.task import params_of
+from mpcompare.verdict.examine.forced.passes import recorded_step, unrecorded
 from mpcompare.verdict.examine.last import _updates
+from mpcompare.verdict.examine.new_step import new_step
 from mpcompare.verdict.findings import LOWEST
 
 CPU = torch.device("cpu")
@@ -39,3 +44,26 @@ def test_updates_are_those_of_clipped_gradients_and_adams_do_not_depend_on_their
     for optimizer, clip_norm, exponent in ((Sgd(0.5), None, 1), (Sgd(0.5), 2.0, -2), (Adam(0.3), 2.0, -2)):
         counts = _updates(replace(TASK, optimizer=optimizer, clip_norm=clip_norm), w, g)["w"]
         assert counts.index(4) - 1 + LOWEST == exponent
+
+
+class Products(torch.nn.Module):
+    """Multiplies pairs of numbers: torch has two formulas for the derivative."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.output = torch.nn.Linear(40, 24), torch.nn.Linear(12, 5)
+
+    def forward(self, x):
+        return self.output(self.hidden(x).sigmoid().view(-1, 12, 2).prod(-1))
+
+
+def test_the_step_that_is_recorded_and_the_new_step_have_the_same_derivatives():
+    network = SimpleNamespace(task=replace(TASK, model=Products), dataset=DATA)
+    subject = subject_of(network, "bf16", BACKENDS["master_weights"])
+    backend = subject.make_backend(subject.model, subject.scaling)
+    batch = subject.first_batch
+    step = recorded_step(subject, subject.model, Walk(backend, batch, 0.1), batch)
+    with unrecorded(backend):
+        new = new_step(subject, subject.model, 1.0, batch, 0.1)
+    assert step.record.calls
+    assert all(torch.equal(g, new.grads[name]) for name, g in step.grads.items())

@@ -5,11 +5,12 @@ are rounded change hardly anything. At sharp weights (``sharp.py``) they do. All
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpcompare.contract import Batches, Walk, called_module, watched_products
 from mpcompare.instruments import heap
@@ -116,3 +117,16 @@ def _recorded_layers(backend: Any, batch: Batches) -> Iterator[Record]:
         record.calls.update(calls_of(products, [x for x, _ in batch]))
     else:
         yield Record()
+
+
+def unrecorded(backend: Any) -> AbstractContextManager[Any]:
+    """Returns a context in which a step computes the bits that it has where the step of ``backend`` is recorded: while
+    any mode is entered, torch computes some derivatives, such as the derivative of ``prod``, by other formulas."""
+    return nullcontext() if called_module(backend) is None else _Nothing()
+
+
+class _Nothing(TorchDispatchMode):
+    """Computes each operation as it is."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))

@@ -31,7 +31,8 @@ from mpcompare.verdict.judge.replayed import OUTPUT
 
 @contextmanager
 def recorded(network: nn.Module) -> Iterator[Record]:
-    """Yields the record of the step that is taken while it is entered. The step computes the same bits as without."""
+    """Yields the record of the step that is taken while it is entered. The step computes the same bits as without, but
+    for the derivatives that torch has other formulas for: see ``passes.unrecorded``."""
     recorder = Recorder()
     recorder.attach(network)
     try:

@@ -1,12 +1,15 @@
 """The errors at the places of a step, and the size of roundings there."""
 
+import math
+
 import pytest
 import torch
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.examine.forced.arithmetic import Point
-from mpcompare.verdict.examine.forced.places import FEW, Errors, Some
+from mpcompare.verdict.examine.forced.places import FEW, Errors, Some, worst_calls
 from mpcompare.verdict.examine.forced.roundings import Roundings
+from mpcompare.verdict.judge.errors import PlaceError
 from mpcompare.verdict.judge.limits import largest_rounding, ratio_quantile
 
 SHAPE = 256, 256  # more elements than are looked at to find the size of roundings
@@ -135,3 +138,18 @@ def test_an_error_that_all_samples_share_needs_no_quantile(shared):
     once = ratio_quantile(made.dimensions, 4 * made.dimensions) * made.error
     assert largest_rounding(made.error, made) <= once
     assert (largest_rounding(made.error, made) < 1.1 * made.error) == bool(shared)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        (PlaceError(math.nan, 1.0, 1e-3, 100, 4), PlaceError(1e-3, 1.0, 1e-3, 100, 4)),
+        # These roundings vary in so many dimensions that none is much larger than another.
+        (PlaceError(4e-3, 1.0, 1e-3, 4096, 4), PlaceError(8e-3, 1.0, 1e-3, 1, 4)),
+    ],
+    ids=["NaN", "narrow limit"],
+)
+def test_of_several_calls_the_one_counts_that_is_the_furthest_beyond_its_limit(wrong, right, backwards):
+    calls = {Point("output", "layer", number): place for number, place in enumerate((wrong, right))}
+    assert worst_calls(dict(reversed(calls.items())) if backwards else calls) == {"output layer": wrong}

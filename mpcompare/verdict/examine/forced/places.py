@@ -4,6 +4,7 @@ Roundings are known from samples, and their norms from some elements of each ten
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from mpcompare.verdict.examine.forced.arithmetic import Point
 from mpcompare.verdict.examine.forced.roundings import Roundings
 from mpcompare.verdict.examine.numerics import CHUNK, chunks, contrasts, dimensions, distance, finite_norm, stride_of
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
+from mpcompare.verdict.judge.limits import K, largest_rounding
 
 BLIND = 0.02  # of the norm of a tensor: a few samples are enough if roundings are below it
 ELEMENTS = {"parameter": 1 << 16}  # the number of elements of a tensor that tell how large roundings are
@@ -253,9 +255,18 @@ class Errors:
 
 
 def worst_calls(places: Mapping[Point, PlaceError]) -> dict[str, PlaceError]:
-    """Returns by name the place of several calls that is the furthest off, in units of what roundings make."""
-    worst: dict[str, PlaceError] = {}
+    """Returns by name the place of several calls that is the furthest off, in units of its limit."""
+    calls: defaultdict[str, list[PlaceError]] = defaultdict(list)
     for point, place in places.items():
-        if point.name not in worst or not place.far < worst[point.name].far:
-            worst[point.name] = place
-    return worst
+        calls[point.name].append(place)
+    return {name: max(each, key=_share) if len(each) > 1 else each[0] for name, each in calls.items()}
+
+
+def _share(place: PlaceError) -> float:
+    """Returns about the share of its limit that an error is; inf for NaN. No limit is less than K times the roundings,
+    so most errors need no quantile: scipy is slow to import."""
+    if place.far <= K:
+        return place.far / K
+    most = max(largest_rounding(place.rounding, place), FP32 * max(place.norm, place.terms), 1e-300)
+    share = (place.error - place.in_common) / (K * most)
+    return math.inf if math.isnan(share) else share

@@ -87,6 +87,17 @@ def test_nan_in_backward_is_far_more_wrong_than_a_forward_that_rounds_a_little_m
         assert because.startswith(f"{named} in the first step is")
 
 
+def test_a_missing_gradient_is_named_where_the_reference_shows_no_layers(amp):
+    reference = examined_of(amp)
+    replay, gradients = reference.findings.replays["first"], amp.findings.first.gradients
+    first = replace(replay, gradients={**replay.gradients, "2.weight": None})
+    assert gradients["2.weight"].norm > 0
+    run = replace(reference, findings=replace(reference.findings, replays={"first": first}))
+    hidden = replace(reference, findings=replace(reference.findings, replays={}))
+    failed = [check for check in layer_checks(Case(run, hidden)) if not check.passed]
+    assert {(check.cause, check.tensor) for check in failed} == {("gradient missing", "2.weight")}
+
+
 class Halves(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -84,8 +84,9 @@ def _too_large(scaling: LossScale, largest: float) -> LossScale:
 def _far_too_large(network: nn.Module, scaling: LossScale, exact: Exact) -> LossScale:
     """Returns the policy of :func:`_too_large` from the scale on at which the gradient of the last product's output
     overflows in fp16: an element of this gradient belongs to one row, and is the same in a part of the batch. A dynamic
-    scale backs off to the same scale as ``scaling``, the other policy."""
-    counts = exact.exponents.get("gradients of activations", {})
+    scale backs off to the same scale as ``scaling``, the other policy, which is returned where no layers are seen."""
+    if not (counts := exact.exponents.get("gradients of activations", {})):
+        return scaling
     layers = {name: network.get_submodule(name.partition("#")[0]) for name in counts}
     products = [name for name, each in layers.items() if any(p.dim() > 1 for p in each.parameters(recurse=False))]
     *_, last = products or list(counts)

@@ -69,3 +69,8 @@ def test_without_a_loss_scale_the_step_with_an_infinite_input_is_taken(name):
     (step,) = findings.infinite.steps
     assert (step.finite, step.skipped, step.should_skip, step.moved) == (False, False, False, True)
     assert len(findings.first.steps) == 1  # the step with the infinite input is not among them
+
+
+def test_a_network_without_layers_has_no_scale_that_is_far_too_large():
+    scaling, exact = DynamicLossScale(), SimpleNamespace(exponents={"gradients of activations": {}})
+    assert overflow._far_too_large(nn.Linear(2, 1), scaling, exact) is scaling

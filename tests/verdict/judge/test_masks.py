@@ -35,6 +35,7 @@ def test_a_run_whose_steps_vary_as_the_networks_is_not_accused():
     [
         ({"losses": [2.0, 2.0]}, "the loss of the first step is 2 whatever the random numbers are"),
         ({"losses": [3.5, 3.6]}, "with masks of its own the loss is 3.55 on average, and the network's is 2"),
+        ({"losses": [math.nan, math.inf]}, "with masks of its own the loss is nan on average"),
         ({"slopes": [2.5, 2.7]}, "the gradient along the mean gradient is 2.6 on average, and the network's is 1"),
     ],
 )

@@ -29,6 +29,7 @@ from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.update_rule import digits, early
 from mpcompare.verdict.judge.drive import Drive, Gradients, NextScale
 from mpcompare.verdict.judge.errors import Errors
+from mpcompare.verdict.judge.replayed import Layers
 
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
 
@@ -101,13 +102,13 @@ class Driver:
         taken = self.finite
         return Exact(taken.loss, taken.grads, dict(taken.buffers_after)) if taken and not taken.steps else None
 
-    def result(self) -> Drive:
+    def result(self, replay: Layers | None = None) -> Drive:
         """Returns everything that was written down, and for wrong updates the known mistakes that make them. The
-        backend is freed, except in the pass ``first``."""
+        backend is freed, except in the pass ``first``, whose step may have a forced ``replay``."""
         mistakes = self.rule.mistakes(self.updates, self.found.updates)
         short = mistakes is not None or self.rule.promises.moments != "fp32"
         digits_of_state = digits(self.backend.state_dict()["optimizer"]) if short else {}
-        finite, buffers = self._of_oracle() if self.with_oracle else self._of_new_backend()
+        finite, buffers = self._of_oracle(replay) if self.with_oracle else self._of_new_backend()
         idle = self.found.idle if any(self.found.idle) else []
         return replace(
             self.found, finite=finite, buffers=buffers, known_mistakes=mistakes or {}, digits=digits_of_state, idle=idle
@@ -167,7 +168,7 @@ class Driver:
             shown = None if taken.in_one_piece else taken.grads
             found.clips.append(clip_errors(shown, taken.clipped, taken.norm, task.clip_norm, task.clip_norm_type))
 
-    def _of_oracle(self) -> tuple[Gradients | None, Errors]:
+    def _of_oracle(self, replay: Layers | None) -> tuple[Gradients | None, Errors]:
         """Returns the first finite step, and the buffers after the first step, compared with the oracle's."""
         exact, taken = self.subject.exact, self.finite
         buffers = self._buffers(exact.buffers)
@@ -177,7 +178,7 @@ class Driver:
         if taken.in_one_piece and (factor := self.rule.clip_factor(taken.norm)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
         found = self._compared(taken, grads, exact)
-        shown = effective_precision(self.subject, grads, found.gradients) if grads else None
+        shown = effective_precision(self.subject, grads, found.gradients, replay) if grads else None
         return replace(found, effective_precision=shown), buffers
 
     def _of_new_backend(self) -> tuple[Gradients | None, Errors]:

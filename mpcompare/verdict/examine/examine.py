@@ -44,6 +44,7 @@ from mpcompare.verdict.judge.errors import RoundingError, RoundingErrors
 from mpcompare.verdict.judge.kinds import ORDER
 from mpcompare.verdict.judge.masks import Masks
 from mpcompare.verdict.judge.moves import Moves
+from mpcompare.verdict.judge.replayed import Layers
 
 
 def examine(
@@ -62,13 +63,13 @@ def examine(
         moves: how far each training step moved the weights; None where nobody looked.
     """
     attempts, rule = Attempts(), subject.rule_of(stepper.backend)
-    yield Progress(0, 1, "gradients of the first step")
+    yield Progress(0, 1, "each layer")
     order, few = subject.exact.order, subject.first_batch[0][0][:4]  # before a backend has tensors
     of_tensors, longest_sum = layers(subject.network(), order, few, subject.task.batch_size)
-    _at_the_start(subject, attempts)
-    yield Progress(0, 1, "each layer")
     start = attempts.take("layers", layers_of_first_step, subject)
     sharp = start and attempts.take("sharp", layers_of_first_step, subject, True)
+    yield Progress(0, 1, "gradients of the first step")
+    _at_the_start(subject, attempts, start)
     masks = attempts.take("masks", masks_of, subject, start is None or start.as_given)
     # A step whose masks nobody knows is compared with no step that may have others.
     attempts.found["masks"] = Masks(False) if "masks" in attempts.stopped else masks
@@ -103,11 +104,11 @@ def examine(
     )
 
 
-def _at_the_start(subject: Subject, attempts: Attempts) -> None:
-    """Takes the passes of backends that have not trained."""
+def _at_the_start(subject: Subject, attempts: Attempts, replay: Layers | None) -> None:
+    """Takes the passes of backends that have not trained; ``replay`` is the first step, layer by layer."""
     driver = _first(subject)
     age = attempts.take("aged", age_of, driver)
-    attempts.found["first"] = driver.result()
+    attempts.found["first"] = driver.result(replay)
     attempts.found["infinite"] = attempts.take("infinite input", infinite_input, subject, driver)
     attempts.found["of_checks"] = _of_checks(subject, driver, attempts)
     del driver  # frees its backend before the next backend is made

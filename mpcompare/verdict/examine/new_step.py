@@ -12,7 +12,6 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from mpcompare.contract import Batches, State, Walk
-from mpcompare.dtypes import torch_dtype
 from mpcompare.precision import PRECISIONS
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
@@ -22,7 +21,9 @@ from mpcompare.verdict.examine.errors import gradient_errors, micro_batches
 from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.drive import Gradients
+from mpcompare.verdict.judge.dtypes import shows_no_other
 from mpcompare.verdict.judge.errors import Errors, relative_error
+from mpcompare.verdict.judge.replayed import Layers
 
 TRIED = ("fp32", "fp16", "bf16")  # the precisions that gradients may show, whatever was asked for
 
@@ -84,19 +85,23 @@ def compared(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradient
     )
 
 
-def effective_precision(subject: Subject, grads: Mapping[str, Tensor], errors: Errors) -> str:
+def effective_precision(subject: Subject, grads: Mapping[str, Tensor], errors: Errors, replay: Layers | None) -> str:
     """Returns the precision asked for, unless another precision's oracle is far closer, and every tensor is closer to
-    that oracle or within one rounding of it. A unit next to 0 that turns on or off may move any tensor below it. The
-    ``errors`` are of the gradients compared with the oracle of the precision asked for."""
+    that oracle or within one rounding of it. A unit next to 0 that turns on or off may move any tensor below it.
+
+    Args:
+        errors: of the gradients, compared with the oracle of the precision asked for.
+        replay: the same step, compared with its forced replay. It may show that no other precision need be tried.
+    """
     asked = subject.precision
     error = _largest(errors)
-    if not asked.is_16_bit or error <= 2 * asked.unit_roundoff:
+    others = [name for name in TRIED if PRECISIONS[name].storage != asked.storage]
+    is_shown = replay is not None and shows_no_other(asked.name, others, errors, replay.rounding, replay)
+    if not asked.is_16_bit or error <= 2 * asked.unit_roundoff or is_shown:
         return asked.name  # other precisions need not be tried
 
     found = {}
-    for other in (PRECISIONS[name] for name in TRIED):
-        if torch_dtype(other.storage) is torch_dtype(asked.storage):
-            continue
+    for other in (PRECISIONS[name] for name in others):
         there, u = gradient_errors(grads, oracle(subject.exact_values, other).grads), other.unit_roundoff
         each = all(relative_error(there[name]) <= max(relative_error(errors[name]), u) for name in errors)
         if each and _largest(there) < min(error / 4, 16 * u):

@@ -15,13 +15,14 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from mpcompare.fields import LOSS
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
-from mpcompare.verdict.judge.errors import relative_error
+from mpcompare.verdict.judge.errors import Errors, RoundingErrors, relative_error
 from mpcompare.verdict.judge.limits import COARSEST, K
+from mpcompare.verdict.judge.replayed import Layers
 
 # The cause where another dtype is one of these.
 TECHNIQUES = {"params": "no master weights", "loss": "loss", "optimizer": "moments"}
@@ -61,26 +62,29 @@ def checks(case: Case) -> Checks:
 
 
 def _effective(run: Examined) -> str:
-    """Returns the precision that the gradients of the first step show. It is the precision asked for if the tensor with
-    the largest error is not seen, or if the forced replay shows this precision: it is close to another by luck."""
+    """Returns the precision that the gradients of the first step show."""
     first, replay = run.findings.first.finite, run.findings.replays.get("first")
     if first is None or not first.effective_precision:
         return run.precision
-    rounding = replay.rounding if replay else run.findings.rounding
-    worst = max(first.gradients, key=lambda name: relative_error(first.gradients[name]))
-    e, once = first.gradients[worst], rounding.get(worst)
-    blind = e is not None and once is not None and once.error > COARSEST * e.norm
+    other, rounding = first.effective_precision, replay.rounding if replay else run.findings.rounding
+    return run.precision if shows_no_other(run.precision, [other], first.gradients, rounding, replay) else other
+
+
+def shows_no_other(
+    asked: str, others: Collection[str], gradients: Errors, rounding: RoundingErrors, replay: Layers | None
+) -> bool:
+    """Returns whether gradients show the precision asked for, even if they are near to another: they are so by luck.
+    The tensor with the largest error is not seen, or the forced replay shows the precision asked for: an error within
+    its roundings, and not so small that it is nearer to the roundings of a finer one."""
+    worst = max(gradients, key=lambda name: relative_error(gradients[name]))
+    e, once = gradients[worst], rounding.get(worst)
+    if e is None or once is None:
+        return False
     replayed = replay.gradients.get(worst) if replay else None
-    if blind or (replayed and once and _is_replayed(run, first.effective_precision, replayed.error, once.error)):
-        return run.precision
-    return first.effective_precision
-
-
-def _is_replayed(run: Examined, other: str, error: float, once: float) -> bool:
-    """Returns whether the forced replay shows the precision asked for, and not the other: an error within the roundings
-    of the former, and not so small that it is nearer to the roundings of a finer one."""
-    finer = PRECISIONS[other].unit_roundoff / PRECISIONS[run.precision].unit_roundoff
-    return (math.sqrt(finer) if finer < 1 else 0.0) * once <= error <= K * once
+    finer = [PRECISIONS[other].unit_roundoff / PRECISIONS[asked].unit_roundoff for other in others]
+    least = max(math.sqrt(each) if each < 1 else 0.0 for each in finer)
+    is_replayed = replayed is not None and least * once.error <= replayed.error <= K * once.error
+    return once.error > COARSEST * e.norm or is_replayed
 
 
 def _products(case: Case) -> Checks:

@@ -14,6 +14,7 @@ from mpcompare.loss_scale import DynamicLossScale, NoLossScale
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.schedules import Warmup
 from mpcompare.tasks.task import params_of
+from mpcompare.verdict.examine import new_step
 from mpcompare.verdict.examine.examine import examine
 from mpcompare.verdict.examine.subject import Subject
 
@@ -37,6 +38,14 @@ def test_a_right_backend_updates_within_fp32_and_equals_a_new_one_from_its_weigh
         assert e.error <= 2**-20 * e.norm
     assert findings.precision == precision
     assert abs(first.finite.loss - first.finite.exact_loss) < PRECISIONS[precision].unit_roundoff
+
+
+def test_no_other_precision_is_tried_where_the_replay_shows_the_one_asked_for(monkeypatch):
+    tried, compute = [], new_step.oracle
+    monkeypatch.setattr(new_step, "oracle", lambda values, other: tried.append(other.name) or compute(values, other))
+    monkeypatch.setattr(new_step, "_largest", lambda errors: 1.0)  # as if a unit had turned on
+    findings = examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=1).findings
+    assert (findings.first.finite.effective_precision, tried) == ("bf16", [])
 
 
 def test_examining_does_not_write_to_what_it_is_given():

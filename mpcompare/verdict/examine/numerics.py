@@ -109,15 +109,23 @@ def norm_of(grads: Mapping[str, Tensor]) -> float:
     return total_norm(grads, 2.0) if grads else math.nan
 
 
+# By dtype: whole numbers of as many bits, the place of the exponent among these bits, and the exponent of 1 there.
+EXPONENTS = {torch.float32: (torch.int32, 23, 127), torch.float64: (torch.int64, 52, 1023)}
+
+
 def exponents(values: Tensor) -> Tensor:
     """Counts the values that are 0, and the values in ``[2^e, 2^(e+1))`` for e from LOWEST to HIGHEST, int64
     ``[1 + HIGHEST - LOWEST + 1]``. Smaller values count as LOWEST, and larger values as HIGHEST."""
+    values = values.detach() if values.itemsize >= 4 else values.detach().float()
+    whole, digits, bias = EXPONENTS[values.dtype]
     count = torch.zeros(HIGHEST - LOWEST + 2, dtype=torch.int64)
-    for (part,) in chunks(values.detach()):
-        _, exponent = torch.frexp(part)  # |value| in [2^(exponent-1), 2^exponent)
-        place = exponent.sub_(1).clamp_(LOWEST, HIGHEST).sub_(LOWEST - 1)
-        count += torch.bincount(place.masked_fill_(part == 0, 0), minlength=len(count)).cpu()
-    return count
+    found = torch.zeros(2 * bias + 2, dtype=torch.int64)
+    for (part,) in chunks(values):
+        found += torch.bincount(part.abs().view(whole) >> digits, minlength=len(found)).cpu()
+        count[0] += part.numel() - part.count_nonzero().cpu()
+    found[0] -= count[0]  # the smallest exponent is that of 0, too
+    place = (torch.arange(len(found)) - bias).clamp_(LOWEST, HIGHEST).sub_(LOWEST - 1)
+    return count.index_add_(0, place, found)
 
 
 def numbers(tensor: Tensor) -> Tensor:

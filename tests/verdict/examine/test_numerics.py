@@ -26,6 +26,13 @@ def test_exponents_count_powers_of_two_and_zeros():
     assert at(LOWEST) == at(HIGHEST) == 1  # values beyond the range count to its ends
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_exponents_in_each_format(dtype):
+    values = torch.tensor([0.0, -3.0, 0.75, torch.finfo(dtype).smallest_normal / 4, math.inf], dtype=dtype)
+    counts = {place + LOWEST - 1: count for place, count in enumerate(numerics.exponents(values).tolist()) if count}
+    assert counts == {LOWEST - 1: 1, 1: 1, -1: 1, LOWEST: 1, HIGHEST: 1}
+
+
 def test_exponents_of_many_values_are_those_of_all():
     torch.manual_seed(0)
     values = torch.randn(2 * numerics.CHUNK + 5) * 2.0 ** torch.randint(-40, 40, (2 * numerics.CHUNK + 5,))

@@ -20,6 +20,7 @@ from mpcompare.tasks.frozen import dtypes_of
 from mpcompare.tasks.task import Params, params_of
 from mpcompare.verdict.examine.exact_values import Problem
 
+ROWS = 64  # that tell how far outputs spread
 SPREAD, OF_LOGITS = 3.0, 8.0  # standard deviations of the outputs of layers of products, and of the last layer
 MOVED = 0.25  # biases and factors of norms, which begin at 0 and 1, are moved by so much
 RECURRENT = {"weight_hh": 1.0}  # the size of results; 2 for other weights of layers that are no single product
@@ -27,7 +28,7 @@ RECURRENT = {"weight_hh": 1.0}  # the size of results; 2 for other weights of la
 
 def sharp_weights(problem: Problem, precision: Precision) -> Params:
     """Returns weights of the network at which the outputs of its products spread over several units. The weights of a
-    layer are set when it is called in a call of the network with the first micro-batch."""
+    layer are set when it is called in a call of the network with rows of the first micro-batch."""
     network, (x, _) = copy_of(problem.network), problem.batch[0]
     generator = torch.Generator().manual_seed(0)
     done: list[nn.Module] = []
@@ -42,7 +43,7 @@ def sharp_weights(problem: Problem, precision: Precision) -> Params:
         for module in network.modules():
             if isinstance(module, (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)):
                 module.register_forward_hook(hook, with_kwargs=True)
-        network(x)
+        network(x[:ROWS])
         if done:
             done[-1].weight.mul_(OF_LOGITS / SPREAD)  # type: ignore[operator]
     weights = {name: rounded_to(p, precision.storage) for name, p in params_of(network).items()}

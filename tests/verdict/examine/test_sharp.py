@@ -1,5 +1,7 @@
 """Weights at which nothing is nearly linear."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.text import CharGpt, CharLstm
 from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.layers import outputs_of
-from mpcompare.verdict.examine.sharp import OF_LOGITS, SPREAD, sharp_weights
+from mpcompare.verdict.examine.sharp import OF_LOGITS, ROWS, SPREAD, sharp_weights
 
 IDS = torch.randint(30, (8, 16), generator=torch.Generator().manual_seed(0))
 FP16 = PRECISIONS["fp16"]
@@ -38,6 +40,12 @@ def test_products_spread_and_every_precision_holds_the_weights():
     assert outputs.tensors["output"].std().item() == pytest.approx(OF_LOGITS, rel=0.15)
     assert model.norm.weight.std() > 0.1  # all weights were 1
     assert model.blocks[0].up.bias.std() > 0.1
+
+
+def test_some_rows_tell_how_far_outputs_spread():
+    model, x = new(lambda: nn.Linear(8, 4)), torch.randn(ROWS + 1, 8)
+    params, x[-1] = sharpened(model, x), math.nan
+    assert torch.equal(sharpened(model, x)["weight"], params["weight"])
 
 
 @pytest.mark.parametrize(

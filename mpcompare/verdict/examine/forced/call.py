@@ -196,7 +196,7 @@ class ForcedLayer(At):
                 # All uses of a parameter may have one copy of it in 16 bits: autocast makes such a copy for products,
                 # whatever format their layer returns.
                 has_copy = isinstance(self.module, MULTIPLY) or held.get(name) in HALF
-                replay.sums.add(full, replay.in_full(grad), self.name, has_copy)
+                replay.sums.add(full, replay.in_full(full, grad), self.name, has_copy)
                 del grad
                 if isinstance(self.module, STAY_IN_FP32) and held.get(name) is torch.float32:
                     self.note_in_fp32(name, full, sum(g.numel() for g in arrived) / max(p.numel(), 1))

@@ -32,6 +32,10 @@ class GradientSums:
         self._grads: Params = {}
         self._copies: Params = {}  # the gradients of the copies of the micro-batch that is under way
 
+    def is_alone(self, name: str) -> bool:
+        """Returns whether the next part is all of a parameter's gradient."""
+        return self._left[name] == 1 and not any(name in each for each in (self._grads, self._copies, self._between))
+
     def add(self, name: str, grad: Tensor, of: str, has_copy: bool = False) -> None:
         """Adds the part of the layer ``of`` to the gradient of a parameter; "": the part of the work between layers."""
         self.sources.setdefault(name, set()).add(of)

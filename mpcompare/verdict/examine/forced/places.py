@@ -94,6 +94,8 @@ class Place:
             self.error = distance({"": seen}, {"": torch.where(stored.isinf(), stored, exact)})
         self._some = Some.of(exact, ELEMENTS.get(point.kind, FEW))
         self._exact = self._some.taken(exact)
+        if point.kind == "parameter":  # it may have come in fp32
+            self._exact = self._exact.double()
         self._size, self._present = float(self._exact.norm()), self._exact != 0
         self._samples: list[Tensor] = []
         self._zeros = self._terms = 0.0  # elements that became 0, of all samples; how large the terms of sums are

@@ -162,8 +162,11 @@ class Replay(ForcedNetwork):
         """Returns a gradient without the part of the loss scale that it keeps."""
         return grad if self.arithmetic.kept == 1 else grad / self.arithmetic.kept
 
-    def in_full(self, grad: Tensor) -> Tensor:
-        """Returns a gradient in the dtype of the replay, without this part."""
+    def in_full(self, name: str, grad: Tensor) -> Tensor:
+        """Returns a part of a parameter's gradient without this part of the loss scale, in the dtype of the replay. A
+        gradient that is neither added to another nor divided stays as it is."""
+        if self.arithmetic.kept == 1 and self.sums.is_alone(name):
+            return grad
         return self._unscaled(grad.to(as_complex(self.dtype, grad)))
 
     def hand_on(self, gradients: Params) -> None:

@@ -26,7 +26,7 @@ class CleanProcess:
     """A clean process.
 
     It makes one thing, gives it to a function as the first argument, and saves what the function returns. It makes the
-    thing anew for each function: between two functions it holds no memory.
+    thing anew for each function after the first: between two functions it holds no memory.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to all processes
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     made_from: tuple[Any, ...] = ()
+    made: list[Any] = []  # the thing, until the first function has it
     told: Any = None
     with suppress(EOFError, OSError):
         while True:
@@ -93,10 +94,10 @@ def _serve(
             try:
                 with within():
                     if function is None:
-                        told = make(*arguments)[1]  # the thing itself is not kept
+                        *made, told = make(*arguments)
                         made_from = arguments
                     else:
-                        save(function(_again(make, made_from, told), *arguments), file)
+                        save(function(made.pop() if made else _again(make, made_from, told), *arguments), file)
             except Exception as error:
                 pipe.send_bytes(pickle.dumps((False, f"{type(error).__name__}: {' '.join(str(error).split())}")))
             else:

@@ -47,12 +47,18 @@ def test_it_computes_elsewhere_and_what_is_changed_here_changes_nothing_there(cl
 
 
 def drawn():
-    return None, os.urandom(8)
+    return os.urandom(8), os.urandom(8)
 
 
-def test_a_thing_that_is_another_each_time_is_refused(tmp_path):
+def whole(thing):
+    return list(thing)
+
+
+def test_the_first_function_gets_the_thing_and_one_that_is_another_each_time_is_refused(tmp_path):
     process = CleanProcess(drawn)
     process.make()
+    process.save(tmp_path / "v.pt", whole)
+    assert len(torch.load(tmp_path / "v.pt")) == 8
     with pytest.raises(CleanProcessError, match="it made another thing from the same arguments"):
         process.save(tmp_path / "v.pt", raises)
     process.close()

@@ -26,7 +26,7 @@ from mpcompare.verdict.examine.forced.samples import MOST, statistics
 
 def squares(values: Tensor) -> Tensor:
     """Returns the squares of some operands, float64. Numbers that are not finite, as a mask has, count as 0."""
-    return values.double().square().nan_to_num_(0.0, 0.0, 0.0)
+    return values.to(torch.float64, copy=True).square_().nan_to_num_(0.0, 0.0, 0.0)
 
 
 class SquaredProduct:
@@ -39,7 +39,7 @@ class SquaredProduct:
     """
 
     def __init__(self, module: Any, x: Tensor, weight: Tensor) -> None:
-        self.module, self.x, self.w = module, squares(x), weight.float().square()
+        self.module, self.x, self.w = module, squares(x), weight.to(torch.float32, copy=True).square_()
         self.groups = 1 if isinstance(module, nn.Linear) else module.groups
         self.at = 1 - weight.dim()  # the dimension of channels, from the last one
 

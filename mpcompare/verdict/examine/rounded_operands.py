@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mpcompare.dtypes import as_complex, rounded_to
 from mpcompare.precision import Precision
@@ -25,11 +25,17 @@ def rounded_batch(x: Any, y: Any, precision: Precision, dtype: torch.dtype) -> t
 def rounded(model: nn.Module, precision: Precision, dtype: torch.dtype) -> nn.Module:
     """Returns a copy of ``model`` in ``dtype``, whose multiplied weights are rounded to the precision. Complex buffers
     keep both of their parts, which ``model.to(dtype)`` drops."""
-    model = copy_of(model)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, MULTIPLY):
-                for p in module.parameters(recurse=False):
-                    p.copy_(rounded_to(p, precision.weight))
-    model._apply(lambda t: t.to(as_complex(dtype, t)) if t.is_floating_point() or t.is_complex() else t)
+    operands = {id(p) for m in model.modules() if isinstance(m, MULTIPLY) for p in m.parameters(recurse=False)}
+
+    def cast(t: Tensor, copy: bool = False) -> Tensor:
+        is_cast = t.is_floating_point() or t.is_complex()
+        return t.to(as_complex(dtype, t) if is_cast else t.dtype, copy=copy)
+
+    def made(p: Tensor) -> Tensor:
+        return cast(rounded_to(p, precision.weight) if id(p) in operands else p, copy=True)
+
+    with torch.no_grad():  # each parameter is cast as it is copied: nobody needs a copy in fp32 first
+        params = {id(p): type(p)(made(p), p.requires_grad) for p in model.parameters()}
+    model = copy_of(model, params)
+    model._apply(cast)
     return widened(model)

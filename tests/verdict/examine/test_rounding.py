@@ -13,11 +13,13 @@ from support.marks import BF16_LSTM
 from support.networks import DroppingGpt
 from torch import nn
 
+from mpcompare.dtypes import rounded_to
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.data.text import ALPHABET
 from mpcompare.tasks.losses import cross_entropy
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.forced.roundings import Roundings
+from mpcompare.verdict.examine.rounded_operands import rounded
 from mpcompare.verdict.examine.rounding import rounding_errors
 
 
@@ -38,6 +40,21 @@ def test_what_one_rounding_does_is_what_amp_does():
     ratios = [e.error / rounding[name].error for name, e in seen.items()]
     assert min(ratios) > 0.15
     assert max(ratios) < 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_rounded_network_shares_nothing_but_what_is_tied(precision, dtype):
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    model[2].weight, model[1].weight.requires_grad = model[0].weight, False
+    kept = copy.deepcopy(model.state_dict())
+    copied = rounded(model, PRECISIONS[precision], dtype)
+    assert copied[2].weight is copied[0].weight
+    assert torch.equal(copied[0].weight.float(), rounded_to(kept["0.weight"], PRECISIONS[precision].weight))
+    assert [p.requires_grad for p in copied.parameters()] == [p.requires_grad for p in model.parameters()]
+    for p in copied.parameters():
+        assert p.data.mul_(0).dtype is dtype
+    assert all(torch.equal(p, kept[name]) for name, p in model.state_dict().items())
 
 
 def test_what_cancels_is_not_0_but_for_rounding():

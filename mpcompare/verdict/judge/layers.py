@@ -71,6 +71,9 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
         because = f"no gradient passes back from the output of {run.detached[0]} {where}"
         missing, layer = len(run.detached), run.detached[0]
         yield Check(f"gradients pass {where}", missing, 0, "gradient missing", because, layer=layer)
+    if run.other_whole_numbers:
+        because = f"the network is given other whole numbers than those of the batch {where}"
+        yield Check(f"whole numbers {where}", 1, 0, "forward pass", because)
     yield from _coarse_choices(run, reference, where)
     others = reference.places if reference else {}
     limits = {at: place_limit(case.run, place, others.get(at)) for at, place in run.places.items()}

@@ -1,6 +1,7 @@
 """The rows that each call of a network had, and a backend that takes them in another order under dropout."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -14,10 +15,15 @@ from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.forced.record import Call
-from mpcompare.verdict.examine.forced.rows import as_given, rows_of
+from mpcompare.verdict.examine.forced.rows import as_given as as_given_in
+from mpcompare.verdict.examine.forced.rows import has_other_whole_numbers, is_rounded
+from mpcompare.verdict.examine.forced.rows import rows_of as rows_of_in
 
 X, Y = torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6)
 BATCHES = [(X[:3], Y[:3]), (X[3:], Y[3:])]
+
+
+as_given, rows_of = (partial(each, storage=torch.bfloat16) for each in (as_given_in, rows_of_in))
 
 
 def calls(*inputs):
@@ -26,6 +32,37 @@ def calls(*inputs):
 
 def test_rows_that_were_rounded_are_as_given():
     assert as_given(calls(X[:3].bfloat16(), X[3:].bfloat16()), BATCHES)
+    assert is_rounded(X.half(), X, torch.float16)
+    assert is_rounded(X.clone(), X, torch.float32)
+
+
+def test_rows_that_were_rounded_to_fewer_digits_than_the_precision_has_are_other_rows():
+    assert not is_rounded(X.half().float(), X, torch.float32)
+    assert not is_rounded(X.bfloat16().float(), X, torch.float16)
+    assert not is_rounded(X * 0.995, X, torch.bfloat16)
+
+
+def test_whole_numbers_are_never_rounded():
+    ids = torch.arange(900, 906)
+    assert is_rounded(ids.int(), ids, torch.bfloat16)
+    assert not is_rounded(ids.bfloat16().long(), ids, torch.bfloat16)
+    assert not is_rounded(ids > 902, ids > 903, torch.bfloat16)
+
+
+def test_other_whole_numbers_are_seen_in_any_order():
+    ids, order = torch.arange(300, 324).view(6, 4), torch.tensor([4, 1, 0, 5, 2, 3])
+    batches = [(Tree({"image": X[:3], "ids": ids[:3]}), Y[:3]), (Tree({"image": X[3:], "ids": ids[3:]}), Y[3:])]
+
+    def others(ids):
+        x, ids = X[order] + 1, ids[order]
+        return has_other_whole_numbers(calls((x[:2], ids[:2]), (x[2:], ids[2:])), batches)
+
+    assert not others(ids)
+    assert not others(ids.int())
+    assert not others(ids[:, 1:])  # fewer numbers, as without padding
+    assert not others(ids.float() + 1)  # real numbers are compared elsewhere
+    assert others(ids.bfloat16().long())
+    assert others(ids + (ids > 310).long())
 
 
 def test_rows_of_other_numbers_are_in_order_where_each_is_nearest_to_its_own():

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpcompare.contract import Batches, Walk, called_module, watched_products
+from mpcompare.dtypes import torch_dtype
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.stored import Stored
@@ -21,9 +22,10 @@ from mpcompare.verdict.examine.drive import RETRIES
 from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.kernels import of_kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
-from mpcompare.verdict.examine.forced.record import Record, calls_of
+from mpcompare.verdict.examine.forced.record import OUTPUT, Record, calls_of
 from mpcompare.verdict.examine.forced.recorder import recorded
 from mpcompare.verdict.examine.forced.replay import Recorded
+from mpcompare.verdict.examine.forced.rows import has_other_whole_numbers
 from mpcompare.verdict.examine.forced.step import compared_with_the_replay
 from mpcompare.verdict.examine.new_step import gradients_of
 from mpcompare.verdict.examine.seen import all_finite, said_norm
@@ -71,7 +73,8 @@ def recorded_step(subject: Subject, network: nn.Module, walk: Walk, batch: Batch
     backend, scale = walk.backend, float(walk.backend.loss_scale())
     with _recorded_layers(backend, batch) as record:
         loss, grads = gradients_of(walk, kept)
-    return Recorded(record, network, subject.task.loss_fn, batch, loss, grads, scale, Stored(backend.buffers()))
+    buffers, storage = Stored(backend.buffers()), torch_dtype(subject.precision.storage)
+    return Recorded(record, network, subject.task.loss_fn, batch, loss, grads, scale, buffers, storage=storage)
 
 
 def layers_of(subject: Subject, walk: Walk, step: Recorded) -> Layers | None:
@@ -91,7 +94,8 @@ def layers_of(subject: Subject, walk: Walk, step: Recorded) -> Layers | None:
         step = replace(step, grads={name: g / factor for name, g in step.grads.items()})
     heap.trim()  # a replay has tensors of other sizes
     layers = compared_with_the_replay(step, subject.precision)
-    return replace(layers, of_kernels=_compared_with_kernels(step, layers))
+    others = has_other_whole_numbers(step.record.calls[OUTPUT], step.batches)
+    return replace(layers, of_kernels=_compared_with_kernels(step, layers), other_whole_numbers=others)
 
 
 def _compared_with_kernels(step: Recorded, layers: Layers) -> Errors:

@@ -9,7 +9,7 @@ the step is compared, each with the operands that the backend had.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -99,7 +99,7 @@ class Replay(ForcedNetwork):
     def _take_other_rows(self, calls: list[Call]) -> float | None:
         """Takes a step whose calls have the batches' rows in another order, or in parts: the loss is over all rows. If
         nobody can tell which rows the calls have, the gradients at the network's outputs are the recorded ones."""
-        rows, outputs = rows_of(calls, self.step.batches), [self._output_of(call) for call in calls]
+        rows, outputs = rows_of(calls, self.step.batches, self.step.storage), [self._output_of(call) for call in calls]
         if rows is None or not all(
             isinstance(y, Tensor) and y.shape[:1] == own.shape for y, own in zip(outputs, rows, strict=True)
         ):
@@ -213,11 +213,12 @@ class Recorded:
     grads: Mapping[str, Tensor]  # by parameter, unscaled and not clipped; a large one of a loop is ``in_part``
     scale: float  # the loss scale
     buffers: Mapping[str, Tensor]  # after the step
+    storage: torch.dtype = field(default=torch.float32, kw_only=True)  # the dtype of the precision
 
     @cached_property
     def as_given(self) -> bool:
         """Whether the network was called once for each micro-batch, with its inputs or rounded ones."""
-        return as_given(self.record.calls[OUTPUT], self.batches)
+        return as_given(self.record.calls[OUTPUT], self.batches, self.storage)
 
     @cached_property
     def other_inputs(self) -> list[tuple[Point, Tensor, Tensor]]:
@@ -227,7 +228,7 @@ class Recorded:
             for number, (call, (x, _)) in enumerate(zip(self.record.calls[OUTPUT], self.batches, strict=True))
             for place, (given, own) in enumerate(zip(given_for(call, x), tensors_of(x), strict=True), start=1)
         )
-        return [(point, given, own) for point, given, own in pairs if not is_rounded(given, own)]
+        return [(point, given, own) for point, given, own in pairs if not is_rounded(given, own, self.storage)]
 
     def new_replay(self, arithmetic: Arithmetic) -> Replay:
         """Returns a new replay of the step."""

@@ -5,18 +5,20 @@ replayed with the targets of the rows. A backend may also multiply the loss by a
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mpcompare.contract import Batches
 from mpcompare.tasks.batch import Batch, tensors_of
-from mpcompare.verdict.examine.forced.record import Call
+from mpcompare.verdict.examine.forced.record import Call, is_real
+from mpcompare.verdict.examine.numerics import numbers
 
 
-def as_given(calls: Sequence[Call], batches: Batches) -> bool:
-    """Returns whether the network was called once for each micro-batch, with its inputs, rounded ones, or others that
-    are still nearest to the row in their place."""
+def as_given(calls: Sequence[Call], batches: Batches, storage: torch.dtype) -> bool:
+    """Returns whether the network was called once for each micro-batch, with its inputs, those rounded to ``storage``,
+    or others that are still nearest to the row in their place."""
     if len(calls) != len(batches):
         return False
     own = [tensors_of(x) for x, _ in batches]
@@ -24,10 +26,26 @@ def as_given(calls: Sequence[Call], batches: Batches) -> bool:
     if [*map(len, given)] != [*map(len, own)]:
         return False
     places = [*zip(zip(*given, strict=True), zip(*own, strict=True), strict=True)]
-    return all(all(map(is_rounded, theirs, ours)) or _in_order(theirs, ours) for theirs, ours in places)
+    rounded = partial(is_rounded, storage=storage)
+    return all(all(map(rounded, theirs, ours)) or _in_order(theirs, ours) for theirs, ours in places)
 
 
-def rows_of(calls: Sequence[Call], batches: Batches) -> list[Tensor] | None:
+def has_other_whole_numbers(calls: Sequence[Call], batches: Batches) -> bool:
+    """Returns whether the network was given other whole numbers than the batches have, such as other words. Their order
+    does not count, because a backend may reorder rows. Where it was given more or fewer, as without padding, nobody can
+    tell."""
+    given = zip(*(given_for(call, batches[0][0]) for call in calls), strict=False)
+    own = zip(*(tensors_of(x) for x, _ in batches), strict=True)
+    for tensors in zip(given, own, strict=False):
+        if any(is_real(t) or t.is_complex() for some in tensors for t in some):
+            continue
+        theirs, ours = (torch.cat([t.flatten().long() for t in some]).sort().values for some in tensors)
+        if theirs.shape == ours.shape and not torch.equal(theirs, ours):
+            return True
+    return False
+
+
+def rows_of(calls: Sequence[Call], batches: Batches, storage: torch.dtype) -> list[Tensor] | None:
     """Returns the numbers of the rows that each call was given, counted over all batches; None where the calls do not
     have each row once, or nobody can tell."""
     given = [given_for(call, batches[0][0]) for call in calls]
@@ -42,7 +60,7 @@ def rows_of(calls: Sequence[Call], batches: Batches) -> list[Tensor] | None:
         return None
     order = torch.empty(len(ours), dtype=torch.int64, device=ours.device)
     order[(theirs @ at).argsort()] = (ours @ at).argsort()
-    if not is_rounded(theirs, ours[order]):
+    if not is_rounded(theirs, ours[order], storage):
         return None
     return list(order.split([len(tensors[0]) for tensors in given]))
 
@@ -102,8 +120,12 @@ def _some_of_rows(t: Tensor) -> Tensor:
     return rows[:, :: max(rows.shape[1] // 4096, 1)]
 
 
-def is_rounded(one: Tensor, other: Tensor) -> bool:
-    """Returns whether tensors are equal up to a rounding to 16 bits."""
+def is_rounded(one: Tensor, other: Tensor, storage: torch.dtype) -> bool:
+    """Returns whether a tensor equals the ``other`` one, whose real numbers may be rounded to a format."""
     if one.shape != other.shape:
         return False
-    return bool(torch.isclose(one.double(), other.double(), rtol=2.0**-8, atol=2.0**-24, equal_nan=True).all())
+    if not is_real(other):
+        return bool((one == other).all())
+    limits = torch.finfo(storage)
+    u, least = limits.eps / 2, limits.smallest_normal * limits.eps / 2
+    return bool(torch.isclose(numbers(one).double(), numbers(other).double(), rtol=u, atol=least, equal_nan=True).all())

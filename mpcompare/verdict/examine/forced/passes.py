@@ -4,20 +4,22 @@ At the initial weights attention is nearly uniform and units stay near 0, so a s
 are rounded change hardly anything. At sharp weights (``sharp.py``) they do. All entrants of a race share these weights.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpcompare.contract import Batches, Walk, called_module, watched_products
+from mpcompare.contract import Batches, Walk, called_module, promises_of, watched_products
 from mpcompare.dtypes import torch_dtype
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale
+from mpcompare.precision import FORMATS
 from mpcompare.stored import Stored
-from mpcompare.tasks.task import sharing_parameters
+from mpcompare.tasks.task import Params, buffers_of, sharing_parameters
 from mpcompare.verdict.examine.drive import RETRIES
 from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.kernels import of_kernels
@@ -25,7 +27,7 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Record, calls_of
 from mpcompare.verdict.examine.forced.recorder import recorded
 from mpcompare.verdict.examine.forced.replay import Recorded
-from mpcompare.verdict.examine.forced.rows import has_other_whole_numbers
+from mpcompare.verdict.examine.forced.rows import has_other_whole_numbers, is_rounded
 from mpcompare.verdict.examine.forced.step import compared_with_the_replay
 from mpcompare.verdict.examine.new_step import gradients_of
 from mpcompare.verdict.examine.seen import all_finite, said_norm
@@ -53,13 +55,23 @@ def layers_of_first_step(subject: Subject, sharp: bool = False) -> Layers | None
     backend: Any = subject.make_backend(network, subject.scaling)
     if called_module(backend) is None and watched_products(backend) is None:
         return None
+    formats = {precision.storage.name, promises_of(backend).weights}
+    own = replaced_buffers(network, backend.buffers(), {torch_dtype(FORMATS[each]) for each in formats})
     for _ in range(RETRIES if isinstance(subject.scaling, DynamicLossScale) else 1):
-        before = sharing_parameters(network, backend.buffers())
+        before = sharing_parameters(network, {**backend.buffers(), **own})
         walk = Walk(backend, subject.first_batch, subject.first_lr)
         if found := layers_of(subject, walk, recorded_step(subject, before, walk, subject.first_batch)):
             return found
         walk.finish()
     return None
+
+
+def replaced_buffers(network: nn.Module, shown: Params, formats: Iterable[torch.dtype]) -> Params:
+    """Returns the buffers of a network that a new backend shows with other numbers, which are not rounded to one of the
+    formats either. A step is replayed with the network's own ones, so that it shows what is wrong."""
+    own = buffers_of(network)
+    pairs = ((name, b.to(own[name].device)) for name, b in shown.items() if name in own)
+    return {name: own[name] for name, b in pairs if not any(is_rounded(b, own[name], each) for each in formats)}
 
 
 def recorded_step(subject: Subject, network: nn.Module, walk: Walk, batch: Batches, kept: bool = False) -> Recorded:

@@ -16,6 +16,7 @@
 
 from dataclasses import replace
 
+from mpcompare.verdict.judge.buffers import cause_of
 from mpcompare.verdict.judge.causes import Pass
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined, worst_of
 from mpcompare.verdict.judge.dtypes import SHORT
@@ -71,9 +72,7 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
         because = f"no gradient passes back from the output of {run.detached[0]} {where}"
         missing, layer = len(run.detached), run.detached[0]
         yield Check(f"gradients pass {where}", missing, 0, "gradient missing", because, layer=layer)
-    if run.other_whole_numbers:
-        because = f"the network is given other whole numbers than those of the batch {where}"
-        yield Check(f"whole numbers {where}", 1, 0, "forward pass", because)
+    yield from _whole_numbers(case, run, reference, where)
     yield from _coarse_choices(run, reference, where)
     others = reference.places if reference else {}
     limits = {at: place_limit(case.run, place, others.get(at)) for at, place in run.places.items()}
@@ -143,6 +142,18 @@ def _begins_as_high(case: Case) -> bool:
 def _excess(place: PlaceError, reference: PlaceError | None) -> float:
     own = error_like(reference, place) if reference else 0.0
     return min(place.far, place.error / own) if own else place.far
+
+
+def _whole_numbers(case: Case, run: Layers, reference: Layers | None, where: str) -> Checks:
+    """Yields a check of the words, or other whole numbers, that the network is given, and one of each such buffer. A
+    replay may call a layer of a checkpoint more often than the step did. The replay of the reference does so, too."""
+    others = reference.other_whole_numbers if reference else [*filter(None, run.other_whole_numbers)]
+    for name in (name for name in run.other_whole_numbers if name not in others):
+        because = f"the network is given other whole numbers than those of the batch {where}"
+        if name:
+            because = f"{name} has other whole numbers {where} than in its replay"
+        cause = cause_of(case, name) if name else "forward pass"
+        yield Check(f"whole numbers {where}", 1, 0, cause, because, tensor=name)
 
 
 def _coarse_choices(run: Layers, reference: Layers | None, where: str) -> Checks:

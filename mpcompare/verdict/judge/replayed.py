@@ -68,7 +68,9 @@ class Layers(Gradients):
     # whether the network was called once for each micro-batch, with its rows as they are; other rows would draw other
     # masks
     as_given: bool = True
-    other_whole_numbers: bool = False  # whether the network was given other whole numbers, such as words, in any order
+    # the buffers that have other whole numbers than in the replay; an empty name where the network was given other ones
+    # than the batch has, such as other words
+    other_whole_numbers: list[str] = field(default_factory=list)
     # whether the loss was replayed, too; it is not where nobody can tell which rows the network was called with, and
     # then the replay does not check the loss
     loss_is_replayed: bool = True

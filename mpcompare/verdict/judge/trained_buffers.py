@@ -55,12 +55,15 @@ def _numbers(case: Case) -> Checks:
 
 def _whole_numbers(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Checks:
     """Whole numbers that all correct runs agree in, such as a count of steps, must be equal."""
-    for name, b in correct[0].items():
-        if not b.whole or any(name not in other or other[name].whole != b.whole for other in correct):
-            continue
-        found = own[name].whole if name in own else "what it was at first"
-        because = f"{name} is {found} after training, and {b.whole} in {case.reference.name}"
-        yield Check("whole number", float(found != b.whole), 0, cause_of(case, name), because, tensor=name)
+
+    def value(buffers: Buffers, name: str) -> str:
+        return buffers[name].whole if name in buffers else "what it was at first"
+
+    for name in correct[0] | own:
+        expected, found = value(correct[0], name), value(own, name)
+        if all(value(other, name) == expected for other in correct) and expected and found:
+            because = f"{name} is {found} after training, and {expected} in {case.reference.name}"
+            yield Check("whole number", float(found != expected), 0, cause_of(case, name), because, tensor=name)
 
 
 def _others(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Checks:

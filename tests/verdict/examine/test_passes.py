@@ -1,10 +1,13 @@
-"""The buffers with which the first step is replayed."""
+"""The buffers with which the first step is replayed, and those that it moves."""
 
 import pytest
 import torch
+from support.foreign import Network, images
+from support.mutations import subject_of
 from torch import nn
 
-from mpcompare.verdict.examine.forced.passes import replaced_buffers
+from mpcompare.backends.amp import Amp
+from mpcompare.verdict.examine.forced.passes import layers_of_first_step, replaced_buffers
 
 
 class Masked(nn.Module):
@@ -35,3 +38,33 @@ def test_buffers_that_a_new_backend_shows_with_other_numbers_are_replaced(change
     assert set(found) == replaced
     assert all(torch.equal(found[name], own[name]) for name in found)
     assert replaced_buffers(network, {}, formats) == {}
+
+
+class Counting(nn.Module):
+    """Counts its calls, and the numbers above 0 that roundings may turn."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+        self.register_buffer("table", torch.arange(8))
+        self.register_buffer("above", torch.zeros(8, dtype=torch.int64))
+
+    def forward(self, x):
+        x = self.norm(self.first(x.flatten(1)))
+        self.above += (x > 0).sum(0)
+        return self.last(x)
+
+
+class CountsTwice(Amp):
+    def forward(self, x, y):
+        loss = super().forward(x, y)
+        self.model.norm.num_batches_tracked += 1
+        self.model.table += 1
+        return loss
+
+
+@pytest.mark.parametrize(("backend", "wrong"), [(Amp, set()), (CountsTwice, {"table", "norm.num_batches_tracked"})])
+def test_whole_numbers_of_buffers_are_those_of_the_replay(backend, wrong):
+    network = Network("counting", "here", Counting, lambda samples: images(4, 1, samples), ())
+    found = layers_of_first_step(subject_of(network, "bf16", backend))
+    assert set(found.other_whole_numbers) == wrong

@@ -190,6 +190,18 @@ def with_first(run, **changes):
     return replace(run, findings=replace(findings, replays={**findings.replays, "first": first}))
 
 
+def test_other_whole_numbers_fail_unless_the_reference_has_them_too(amp):
+    def failed(run, reference):
+        case = Case(examined_of(run), examined_of(reference))
+        return [(check.tensor, check.cause) for check in layer_checks(case) if not check.passed]
+
+    other = replace(with_first(amp, other_whole_numbers=["", "table"]), name="other")
+    assert failed(other, amp) == [("", "forward pass"), ("table", "buffers")]
+    assert failed(other, with_first(amp, other_whole_numbers=["table"])) == [("", "forward pass")]
+    unseen = replace(amp, findings=replace(amp.findings, replays={}))
+    assert failed(other, unseen) == [("", "forward pass")]  # a buffer may be moved again in a checkpoint
+
+
 def test_a_gradient_that_is_missing_fails_in_its_layer_too(amp):
     first = amp.findings.replays["first"]
     name = next(iter(first.gradients))

@@ -66,6 +66,13 @@ def test_a_count_is_compared_exactly(amp):
     assert "what it was at first" in verdict(amp, buffers=still)[0].because
 
 
+def test_whole_numbers_that_the_run_alone_moves_are_wrong(amp):
+    table = replace(amp.findings.buffers[COUNT], whole="7")
+    judged, failed = verdict(amp, buffers={**amp.findings.buffers, "table": table})
+    assert (judged.cause, failed) == ("buffers", ["whole number, table"])
+    assert judged.because == "table is 7 after training, and what it was at first in amp bf16"
+
+
 def test_whole_numbers_in_which_correct_runs_differ_are_not_held_against_one(amp):
     first, *rest = amp.findings.noise
     other = {**first.buffers, COUNT: replace(first.buffers[COUNT], whole="5")}

@@ -106,7 +106,8 @@ def layers_of(subject: Subject, walk: Walk, step: Recorded) -> Layers | None:
         step = replace(step, grads={name: g / factor for name, g in step.grads.items()})
     heap.trim()  # a replay has tensors of other sizes
     layers = compared_with_the_replay(step, subject.precision)
-    others = has_other_whole_numbers(step.record.calls[OUTPUT], step.batches)
+    given = [""] if has_other_whole_numbers(step.record.calls[OUTPUT], step.batches) else []
+    others = given + layers.other_whole_numbers
     return replace(layers, of_kernels=_compared_with_kernels(step, layers), other_whole_numbers=others)
 
 

@@ -216,6 +216,7 @@ class Errors:
         self.micro_batches = micro_batches
         self.places: dict[Point, Place] = {}
         self.loss_noise = 0.0
+        self.whole: dict[str, Tensor] = {}  # the right numbers of buffers whose whole numbers are wrong
         self._outputs: dict[tuple[int, int], Tensor] = {}  # the outputs of the network, by call and place
 
     def compare(

@@ -102,6 +102,10 @@ def take_samples(recorded: Recorded, errors: Errors, known: KnownLayers, loss: f
             squares.append((found - loss) ** 2)
         for name, b in statistics(again):
             errors.sample(roundings, Point("buffer", name), b)
+        # Numbers that depend on roundings, such as a count of rows that a router sends somewhere, are not judged.
+        errors.whole = {
+            name: b for name, b in whole_numbers(again) if name in errors.whole and b.equal(errors.whole[name])
+        }
     if not taken and other is not None:
         raise other
     return 2 * math.sqrt(sum(squares) / len(squares)) if squares else 0.0
@@ -112,6 +116,12 @@ def statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:
     buffer holds none: it is a matrix that the network multiplies by."""
     dense = ((name, b) for name, b in replay.network.named_buffers() if b.layout is torch.strided)
     yield from ((name, numbers(b)) for name, b in dense if b.is_floating_point() or b.is_complex())
+
+
+def whole_numbers(replay: Replay) -> Iterator[tuple[str, Tensor]]:
+    """Yields the other buffers as a replay leaves them: tables of whole numbers, masks, and counts of calls."""
+    dense = ((name, b) for name, b in replay.network.named_buffers() if b.layout is torch.strided)
+    yield from ((name, b) for name, b in dense if not (b.is_floating_point() or b.is_complex()))
 
 
 def _norms_in(recorded: Recorded) -> tuple[set[str], set[str]]:

@@ -25,7 +25,7 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.forced.replay import Recorded, Replay
 from mpcompare.verdict.examine.forced.roundings import Roundings, convolves_in
-from mpcompare.verdict.examine.forced.samples import EarlierSteps, statistics, take_samples
+from mpcompare.verdict.examine.forced.samples import EarlierSteps, statistics, take_samples, whole_numbers
 from mpcompare.verdict.examine.forced.terms import find_terms
 from mpcompare.verdict.examine.numerics import numbers
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
@@ -114,6 +114,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         layers,
         loss_noise=max(errors.loss_noise, noise),
         places=worst_calls(found),
+        other_whole_numbers=list(errors.whole),
         rounding={name: _of_gradient(errors, replay, precision.unit_roundoff, name) for name in replay.sums.sources},
         digits=digits,
     )
@@ -149,6 +150,9 @@ def _run(replay: Replay, arithmetic: InFloat64) -> float | None:
         loss = replay.run()
     if missed := replay.not_called():
         raise NotReplayedError(f"{missed[0]} is not called when the network is called again: it draws other numbers")
+    shown = replay.step.buffers
+    pairs = ((name, b, shown[name]) for name, b in whole_numbers(replay) if name in shown)
+    arithmetic.errors.whole = {n: b for n, b, seen in pairs if seen.shape == b.shape and bool((seen != b).any())}
     for name, b in statistics(replay):
         if (seen := replay.step.buffers.get(name)) is not None:
             if (seen := numbers(seen)).shape != b.shape:  # a wrong buffer may be real where the right one is complex

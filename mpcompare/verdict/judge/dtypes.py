@@ -119,14 +119,16 @@ def _loss(case: Case) -> Checks:
 
 
 def _others(case: Case) -> Checks:
-    """Yields a check of each other layer: a 16-bit format that is not the precision's holds other numbers, and stands
-    nowhere unless the reference computes in it there, too."""
+    """Yields a check of the weights of each layer, and of all of each other layer: a 16-bit format that is not the
+    precision's holds other numbers, and stands nowhere unless it was declared or the reference has it there, too."""
+    known = {_computed(case), case.run.findings.promises.weights}
     for name, row, expected in _of_both(case):
-        if name == LOSS or PRODUCTS.match(expected["kind"]):
+        if name == LOSS:
             continue
-        own, right = ({f for column in COLUMNS.values() for f in _formats_of(of, column)} for of in (row, expected))
-        foreign = " and ".join(sorted((SHORT & own) - right - {_computed(case)}))
-        because = f"{name} ({row['kind']}) computes in {foreign} in training with {case.run.precision}"
+        columns = ["weight", *([] if PRODUCTS.match(expected["kind"]) else COLUMNS.values())]
+        own, right = ({f for column in columns for f in _formats_of(of, column)} for of in (row, expected))
+        foreign = " and ".join(sorted((SHORT & own) - right - known))
+        because = f"{name} ({row['kind']}) has numbers in {foreign} in training with {case.run.precision}"
         detail = f"asked for {case.run.precision}, {name} in {foreign}"
         yield Check(f"other formats in {name}", float(bool(foreign)), 0, "precision", because, detail=detail)
 
@@ -168,7 +170,7 @@ def _computed(case: Case) -> str:
 
 
 def _formats_of(row: Row, column: str) -> list[str]:
-    return [dtype for dtype in row[column].split("+") if dtype != "-"]
+    return [dtype for dtype in row.get(column, "-").split("+") if dtype != "-"]
 
 
 def _asked(run: Examined, formats: list[str]) -> str:

@@ -11,7 +11,12 @@ from support.tasks import make_task
 from torch import nn
 
 from mpcompare.backends.amp import Amp
+from mpcompare.promises import Promises
 from mpcompare.report.verdicts import judge_run
+from mpcompare.verdict.findings import Findings, Recipe
+from mpcompare.verdict.judge.check import Case, Examined
+from mpcompare.verdict.judge.drive import Drive, Gradients
+from mpcompare.verdict.judge.dtypes import checks as dtype_checks
 
 TASK = make_task(samples=32 * 12)
 DATA = dataset_of(TASK)
@@ -82,6 +87,30 @@ def judged(backend):
 def test_a_product_in_another_format_is_another_precision(backend, words):
     verdict = judged(backend)
     assert (verdict.word, verdict.cause, verdict.because) == ("differs", "precision", words)
+
+
+FORMATS = {"kind": "Linear", "weight": "fp32", "computes": "fp32", "backward": "fp32"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "own", "reference", "declared", "failed"),
+    [
+        ("fp32", "bf16", "fp32", "fp32", ["other formats in layer1"]),
+        ("fp32", "fp32+fp16", "fp32", "fp32", ["other formats in layer1"]),
+        ("bf16", "fp16", "fp32", "fp32", ["other formats in layer1"]),
+        ("fp32", "bf16", "bf16", "fp32", []),  # the network keeps this layer so
+        ("fp32", "bf16", "fp32", "bf16", []),
+        ("bf16", "bf16", "fp32", "fp32", []),
+    ],
+)
+def test_weights_in_a_format_that_is_not_the_precisions_are_named(precision, own, reference, declared, failed):
+    def run(weight, promises):
+        nothing = Gradients(0.0, 0.0, 0.0)
+        findings = Findings(precision, Recipe(1), 1, {}, Drive(), nothing, promises=Promises(weights=promises))
+        return Examined("run", precision, {}, findings, None, layers={"layer1": {**FORMATS, "weight": weight}})
+
+    case = Case(run(own, declared), run(reference, "fp32"))
+    assert [check.name for check in dtype_checks(case) if not check.passed] == failed
 
 
 class InBf16(torch.autograd.Function):

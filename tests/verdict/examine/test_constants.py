@@ -11,6 +11,7 @@ from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.examine.forced.random_numbers import Noted
+from mpcompare.verdict.examine.forced.roundings import Roundings
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.layers import checks as layer_checks
 
@@ -144,3 +145,10 @@ def test_looking_for_positions_in_16_bits_asks_for_no_16_bits():
     network = Network("placed", "torch", Placed, lambda samples: images(28, 1, samples))
     replay = layers_of(subject_of(network, "fp32", Fp32), "fp32").findings.replays["first"]
     assert (replay.formats, replay.constants) == ({}, [])
+
+
+@pytest.mark.parametrize(("precision", "rounds"), [("bf16", True), ("fp16", False), ("fp32", False)])
+def test_constants_in_a_format_that_is_not_the_precisions_have_no_right_errors(precision, rounds):
+    value = torch.linspace(0.3, 7, 24).cos()
+    moved = Roundings(PRECISIONS[precision]).cast(value, torch.bfloat16)
+    assert torch.equal(moved, value) is not rounds

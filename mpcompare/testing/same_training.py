@@ -102,7 +102,8 @@ def _groups(ours: list[Mapping[str, Any]], reference: list[Mapping[str, Any]]) -
     if len(ours) != len(reference):
         return [f"ours has {len(ours)} parameter groups, the reference {len(reference)}"]
     return [
-        f"{key} of parameter group {number} is {said(a.get(key))} in ours, {said(b.get(key))} in the reference"
+        f"{key} of parameter group {number} is {said(a.get(key, 'the default'))} in ours, "
+        f"{said(b.get(key, 'the default'))} in the reference"
         for number, (a, b) in enumerate(zip(ours, reference, strict=True), start=1)
         for key in {**a, **b}
         if a.get(key) != b.get(key)

@@ -1,6 +1,8 @@
 """The card: what a loop does. It accuses nobody."""
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import SUMS, WEIGHS, Sum, Taken, in_turn, moved
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
+USUAL = ("lr", "weight_decay", "betas", "eps", "momentum")  # settings that a card always shows
+HOW = ("foreach", "fused", "capturable", "differentiable")  # settings that change how a rule is computed, and no rule
 SOFTMAX = ("log_softmax", "softmax", "cross_entropy", "nll_loss", "logsumexp")
 
 
@@ -55,7 +59,7 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
         for name, u in updates.items()
     }
     facts["optimizer"] = rules if len(look.attached.optimizers) > 1 else next(iter(rules.values()), None)
-    facts["groups"] = _groups(taken)
+    facts["groups"] = _groups(look, taken)
     # The loop clamps these weights, or sets them to an average.
     facts["moved_between_updates"] = sorted({n for _, a, b in in_turn(look.taken) for n in moved(a.after, b.before)})
     # The loop adds noise to these weights for backward alone, or decays them by hand, or forward writes them.
@@ -203,7 +207,7 @@ def _scaling(look: Look) -> dict[str, Any]:
     return {"loss_scale": said, "scales": [t.scale for t in look.taken]}
 
 
-def _groups(taken: Sequence[Taken]) -> list[dict[str, Any]]:
+def _groups(look: Look, taken: Sequence[Taken]) -> list[dict[str, Any]]:
     """Returns the parameter groups of each optimizer, with their settings over its steps."""
     names: dict[tuple[str, int], set[str]] = {}
     settings: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}  # by group and by step
@@ -213,12 +217,28 @@ def _groups(taken: Sequence[Taken]) -> list[dict[str, Any]]:
             key = step.optimizer, groups.setdefault(id(shared), len(groups))
             names.setdefault(key, set()).add(name)
             settings.setdefault(key, {})[number] = shared
-    found = []
-    for key, steps in settings.items():
-        rates = [each.get("lr") for each in steps.values()]  # some optimizers find their own rate
-        lr = one([None if rate is None else float(rate) for rate in rates])
-        last = {kind: v for each in steps.values() for kind, v in each.items() if v is not None}
-        kept = {kind: last[kind] for kind in ("weight_decay", "betas", "eps", "momentum") if kind in last}
-        numbers = tree_map(lambda v: None if v is None else float(v), kept)
-        found.append({"parameters": len(names[key]), "lr": lr, **numbers})
+    return [
+        {"parameters": len(names[key]), **_settings(look.attached.optimizers[key[0]], list(steps.values()))}
+        for key, steps in settings.items()
+    ]
+
+
+def _settings(optimizer: torch.optim.Optimizer, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the usual settings of a group over its steps, and the others that its class would not choose."""
+    taken = inspect.signature(type(optimizer)).parameters  # a schedule may add notes of its own to the groups
+    found: dict[str, Any] = {}
+    for kind in dict.fromkeys((*USUAL, *(kind for kind in taken if kind not in HOW))):
+        values = [tree_map(_plain, each[kind]) for each in steps if kind in each]
+        is_meant = kind in USUAL or any(v != tree_map(_plain, taken[kind].default) for v in values)
+        # Some optimizers find their own rate.
+        if is_meant and (kind == "lr" or any(v is not None for v in values)):
+            found[kind] = one(values)
     return found
+
+
+def _plain(setting: Any) -> Any:
+    """Returns a number as Python has it, a word or a switch as it is, and the name of anything else."""
+    if isinstance(setting, (bool, str, NoneType)):
+        return setting
+    is_one = isinstance(setting, (int, float)) or (isinstance(setting, Tensor) and setting.numel() == 1)
+    return float(setting) if is_one else type(setting).__name__

@@ -112,3 +112,34 @@ def test_each_block_of_a_loop_is_compared():
         assert_same_training(two_blocks(5.0), two_blocks(), steps=1)
     with pytest.raises(DifferentTraining, match="^ours opened 1 blocks, the reference 2$"):
         assert_same_training(two_blocks(blocks=1), two_blocks(), steps=1)
+
+
+def one_layer(make):
+    """Trains a layer for an update with the optimizer that ``make`` makes."""
+
+    def run(watch):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = make(model.parameters())
+        with watch(model, optimizer):
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "said"),
+    [
+        (torch.optim.AdamW, {"maximize": True}, "maximize of parameter group 1 is True in ours, the default in the"),
+        (torch.optim.RMSprop, {"alpha": 0.5}, "alpha of parameter group 1 is 0.5 in ours, the default in the"),
+    ],
+)
+def test_a_setting_of_the_optimizer_that_is_no_usual_one(kind, setting, said):
+    with pytest.raises(DifferentTraining, match=said):
+        assert_same_training(one_layer(lambda p: kind(p, 0.1, **setting)), one_layer(lambda p: kind(p, 0.1)), steps=1)
+
+
+def test_a_setting_that_changes_no_rule_is_no_difference():
+    foreach = one_layer(lambda p: torch.optim.SGD(p, 0.1, foreach=True))
+    assert_same_training(foreach, one_layer(lambda p: torch.optim.SGD(p, 0.1, foreach=False)), steps=1)

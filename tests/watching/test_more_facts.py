@@ -188,3 +188,18 @@ def test_the_weights_of_losses_that_were_not_replayed():
         optimizer.step()
     with pytest.raises(WrongTraining, match="weights is not known: no loss was replayed, expected 1"):
         seen.raise_if_wrong(expect={"micro_batch_weights": [1.0]})
+
+
+def test_the_settings_of_a_group_in_each_update():
+    """A schedule of one cycle moves betas, too, and adds notes of its own to the group."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+    (group,) = seen.facts["groups"]
+    assert [first for first, _ in group["betas"]] == pytest.approx([0.95, 0.9])
+    assert list(group) == ["parameters", "lr", "weight_decay", "betas", "eps", "amsgrad"]

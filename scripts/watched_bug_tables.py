@@ -27,11 +27,12 @@ def twinned_draw(file: Path) -> str:
     bugs = _read(file)
     flagged, fair, refused = bugs["flagged"] == "yes", bugs["fair name"] == "yes", bugs["refused"] != ""
     defect = bugs["kind"] == "defect"
-    accused, twins_refused = (bugs["twin"] != "no defect").sum(), (bugs["twin refused"] != "").sum()
+    accused = ~bugs["twin"].isin(("no defect", "gradients not seen"))
+    twins_refused = (bugs["twin refused"] != "").sum()
     said = (
         f"Flagged are {(defect & flagged).sum()} of {defect.sum()} defects, {(defect & fair).sum()} of them by a fair "
         f"name, and {(~defect & flagged).sum()} of {(~defect).sum()} facts. Refused with what was meant are "
-        f"{(~defect & refused).sum()} of the facts. Of {len(bugs)} right twins {accused} have a defect, and "
+        f"{(~defect & refused).sum()} of the facts. Of {len(bugs)} right twins {accused.sum()} have a defect, and "
         f"{twins_refused} are refused.\n\n"
     )
     return said + _changed(file, _with_twins)

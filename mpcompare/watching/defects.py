@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from mpcompare.watching.defects_of_layers import of_formats, of_gradients
-from mpcompare.watching.defects_of_steps import of_repeats, of_skipped, of_step
+from mpcompare.watching.defects_of_steps import of_idle, of_repeats, of_skipped, of_step
 from mpcompare.watching.defects_of_updates import of_loss_scale, of_masters, of_rounded_weights, of_updates
 from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.judged import Defect
@@ -27,6 +27,7 @@ def _all(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Updates
     yield from wrong or of_terms(look, sums)
     for number, taken in enumerate(look.taken, start=1):
         yield from of_step(look, number, taken)
+    yield from of_idle(look)
     yield from of_skipped(look.taken)
     yield from of_repeats(look.taken)
     yield from of_rounded_weights(look.taken)

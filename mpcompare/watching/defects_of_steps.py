@@ -267,6 +267,26 @@ def of_skipped(taken: Sequence[Taken]) -> Iterator[Defect]:
         yield Defect("inf or NaN", "", because)
 
 
+def of_idle(look: Look) -> Iterator[Defect]:
+    """Yields optimizers that get no gradient in any step and move nothing, though backward made gradients.
+
+    A loop may mean that one of several optimizers waits, and hooks may use gradients and clear them. So an optimizer
+    whose parameters backward left no gradient is a defect only where all of them are frozen and nothing else trains."""
+    steps = [step for step in look.taken if not step.skipped]
+    frozen = {n for n, p in look.params.items() if not p.requires_grad}
+    active = {step.optimizer for step in steps if step.given or moved(step.before, step.after)}
+    for name in dict.fromkeys(step.optimizer for step in steps if step.optimizer not in active):
+        own = [step for step in steps if step.optimizer == name]
+        norms = [math.hypot(*step.norms.values()) for step in own]
+        of_it = f"the optimizer {name}" if len(look.attached.optimizers) > 1 else "the optimizer"
+        if made := [norm for norm in norms if math.isfinite(norm) and norm > 0]:
+            because = f"backward makes gradients of norm {made[0]:.4g}, and they are cleared before the step: "
+            count = f"{len(own)} steps" if len(own) > 1 else "1 step"
+            yield Defect("gradient missing", "", because + f"{of_it} gets none in {count}")
+        elif look.sums.backwards and not active and not look.attached.strangers and frozen.issuperset(own[-1].settings):
+            yield Defect("gradient missing", "", f"{of_it} moves nothing: all of its parameters are frozen")
+
+
 def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:
     """Yields steps that use the gradients of the step before, and steps of a network left in evaluation mode."""
     for number, before, step in in_turn(taken):

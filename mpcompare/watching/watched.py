@@ -249,10 +249,12 @@ class Watch:
 
     @property
     def verdict(self) -> str:
-        """``nothing was seen``, ``defects``, or ``no defect``."""
+        """``defects``, ``nothing was seen``, ``gradients not seen``, or ``no defect``."""
+        if self.defects:
+            return "defects"
         if not self.facts.get("updates"):
-            return NOTHING if not self.defects else "defects"
-        return "defects" if self.defects else "no defect"
+            return NOTHING
+        return "gradients not seen" if self.sight is not None and self.sight.is_blind else "no defect"
 
     def _headline(self) -> str:
         """Returns the answer in a line."""
@@ -261,7 +263,7 @@ class Watch:
         if not self.facts.get("updates"):
             return found if count else f"{NOTHING}: {self._why_nothing()}"
         updates = f"{self.facts['updates']} update{'s' if self.facts['updates'] > 1 else ''}"
-        if not count and self.sight is not None and self.sight.is_blind:
+        if self.verdict == "gradients not seen":
             return f"the gradients of {updates} are not seen, and the rest has no defect"
         return f"{found} in {updates}: {self.sight}"
 

@@ -321,6 +321,6 @@ def test_a_compiled_network_among_several(eager):
     networks["G"].compile()
     with mpcompare.watch(networks, optimizers, steps=2, eager=eager) as seen:
         loop()
-    assert seen.verdict == "no defect", str(seen)
+    assert seen.verdict == ("no defect" if eager else "gradients not seen"), str(seen)
     assert any(seen.sight.layers.values()) == eager
     assert any("compiled" in each for each in seen.not_examined)

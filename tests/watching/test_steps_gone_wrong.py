@@ -1,5 +1,6 @@
 """Clipping, scaling and skipping at a wrong place in a loop, and loops of the same form that are right."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -239,3 +240,54 @@ def test_a_clip_for_each_of_two_optimizers_and_one_by_hand_for_both(clip, norm):
         for each in optimizers:
             each.step()
     assert (seen.defects, seen.facts["clip_norm"]) == ([], norm)
+
+
+def idle(model, optimizer, between=lambda step: None, updates=2):
+    """Trains, and returns what is seen; ``between`` is called before each step with its number."""
+    with mpcompare.watch(model, optimizer, steps=updates) as seen:
+        for step in range(updates):
+            x, y = few()
+            F.cross_entropy(model(x), y).backward()
+            between(step)
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen
+
+
+@pytest.mark.parametrize("times", [2, 1])
+def test_gradients_that_are_cleared_before_each_step(times):
+    """A loop may leave out one update on purpose."""
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = idle(model, optimizer, lambda step: optimizer.zero_grad() if step < times else None)
+    sentence = r"backward makes gradients of norm [\d.]+, and they are cleared before the step: the optimizer gets none"
+    assert [bool(re.match(sentence + " in 2 steps", defect.sentence)) for defect in seen.defects] == [True] * (
+        times - 1
+    )
+
+
+def test_an_optimizer_of_frozen_parameters_alone():
+    model = two_layers()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    model[0].requires_grad_(False)
+    seen = idle(model, optimizer)
+    assert told(seen) == ["gradient missing: the optimizer moves nothing: all of its parameters are frozen"]
+
+
+def test_an_optimizer_may_wait_while_another_trains():
+    model = two_layers()
+    both = {"first": torch.optim.SGD(model[0].parameters(), lr=0.1), "head": torch.optim.SGD(model[1].parameters())}
+    model[0].requires_grad_(False)
+    with mpcompare.watch(model, both, steps=1) as seen:
+        F.cross_entropy(model(few()[0]), few()[1]).backward()
+        for optimizer in both.values():
+            optimizer.step()
+    assert (seen.defects, seen.verdict) == ([], "no defect")
+
+
+def test_a_step_before_all_training_is_no_defect():
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        optimizer.step()
+    assert (seen.defects, seen.verdict) == ([], "gradients not seen")

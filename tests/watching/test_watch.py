@@ -889,6 +889,7 @@ def trained_with(compiler, kind, watch, updates):
 def test_a_compiled_network_is_said_not_to_be_seen():
     seen, calls = trained_with(Compiler(), "whole", mpcompare.watch, 1)
     assert str(seen).startswith("the gradients of 1 update are not seen, and the rest has no defect\n")
+    assert seen.verdict == "gradients not seen"
     assert "layers within compiled modules (eager=True shows them)" in seen.not_examined
     assert calls == [2]
 

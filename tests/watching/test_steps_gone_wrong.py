@@ -250,7 +250,6 @@ def idle(model, optimizer, between=lambda step: None, updates=2):
             F.cross_entropy(model(x), y).backward()
             between(step)
             optimizer.step()
-            optimizer.zero_grad()
     return seen
 
 
@@ -291,3 +290,11 @@ def test_a_step_before_all_training_is_no_defect():
     with mpcompare.watch(model, optimizer, steps=1) as seen:
         optimizer.step()
     assert (seen.defects, seen.verdict) == ([], "gradients not seen")
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_gradients_that_are_0_before_each_step_are_not_said_to_hold_earlier_ones(foreach):
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=foreach)
+    seen = idle(model, optimizer, lambda step: optimizer.zero_grad(set_to_none=False))
+    assert [defect.cause for defect in seen.defects] == ["gradient missing"]

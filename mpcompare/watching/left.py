@@ -68,11 +68,15 @@ class Left:
         return kept is not None and not same_bits(in_part(numbers(self.grads[name])), kept.part)
 
     def is_untouched(self, name: str) -> bool:
-        """Returns whether nothing has written to a gradient, which is 0 now, since backward left it. Torch's functions of
-        many tensors do not count that they write."""
+        """Returns whether nothing has written to a gradient, which is 0 now, since backward left it. Functions of torch
+        on many tensors do not count that they write."""
         grad, kept = self.params[name].grad, self.kept.get(name)
         same = grad is not None and grad is self.grads.get(name) and grad._version == self._versions[name]
         return same and (kept is None or kept.norm == 0)
+
+    def were_0(self, names: Set[str]) -> bool:
+        """Returns whether backward left gradients of 0 alone, so that nobody may have cleared them."""
+        return all(name in self.kept and self.kept[name].norm == 0 for name in names)
 
     def is_held(self) -> bool:
         """Returns whether the loop keeps all gradients that it has cleared: then we are not the last to refer to them.

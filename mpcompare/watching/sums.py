@@ -160,7 +160,7 @@ class Sums:
             self.kept_bad = next(line for part, line in self.order if part == "norm")
         else:
             self.left.changed = {n for n in kept if self.left.is_changed(n)}
-            if cleared := empty & self.left.grads.keys():
+            if (cleared := empty & self.left.grads.keys()) and not self.left.were_0(cleared):
                 self._apart, self._stale = True, [n for n in self._stale if n not in cleared]
             for each in self.calls.roots():
                 each.cleared |= each.gives & cleared

@@ -38,6 +38,19 @@ def test_clipping_after_each_backward_of_a_sum(norm, defects):
     assert all(each.startswith("clip: gradients are clipped to 0.01 (test_steps_gone_wrong.py:") for each in found)
 
 
+def test_gradients_of_0_that_are_clipped_after_each_backward_are_not_cleared():
+    """The second layer is 0 at first, as the B of LoRA is."""
+
+    def with_0():
+        model = two_layers()
+        nn.init.zeros_(model[1].weight)
+        return model
+
+    loop = replace(TINY, make=with_0, after_backward=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 100.0))
+    seen = loop.run(mpcompare.watch)
+    assert (seen.defects, seen.not_examined) == ([], [])
+
+
 def test_clipping_between_two_losses_may_be_meant():
     model = two_layers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

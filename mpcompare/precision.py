@@ -10,9 +10,10 @@ Master weights, sums of products and the loss are fp32 in all of them. To add a 
 ``PRECISIONS``, and to ``FORMATS`` where it multiplies or stores numbers of another kind.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mpcompare.errors import InputError, check_choice
+from mpcompare.errors import InputError, check_choice, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -112,3 +113,8 @@ def resolve_precision(precision: str, accepted: tuple[str, ...], device_type: st
     if PRECISIONS[precision].uses_tf32 and device_type != "cuda":
         raise InputError("precision", precision, f"needs a CUDA device, this run is on {device_type}")
     return precision
+
+
+def meant_precision(word: object, accepted: Iterable[str]) -> str:
+    """Returns :func:`did_you_mean` of the name of a precision, which may be torch's name of a dtype."""
+    return did_you_mean(str(word).replace("bfloat", "bf").replace("float", "fp"), accepted)

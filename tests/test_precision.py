@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mpcompare.dtypes import torch_dtype
-from mpcompare.precision import BF16, FORMATS, FP16, FP32, PRECISIONS, TF32, preferred
+from mpcompare.precision import BF16, FORMATS, FP16, FP32, PRECISIONS, TF32, meant_precision, preferred
 
 
 @pytest.mark.parametrize("format", [FP32, FP16, BF16])
@@ -54,3 +54,8 @@ def test_auto_stands_for_fp16_on_cuda_and_for_bf16_elsewhere():
 def test_the_precisions_can_be_had_without_torch():
     program = "import sys, mpcompare.precision; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize(("word", "meant"), [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32")])
+def test_the_names_of_dtypes_are_near_those_of_precisions(word, meant):
+    assert meant_precision(word, PRECISIONS) == f" (did you mean {meant}?)"

@@ -14,7 +14,7 @@ from torch import nn
 from mpcompare.command.entry_points import GROUP
 from mpcompare.errors import InputError, check_choice, did_you_mean, fault_of_call
 from mpcompare.paths import CONF
-from mpcompare.precision import PRECISIONS, resolve_precision
+from mpcompare.precision import PRECISIONS, meant_precision, resolve_precision
 from mpcompare.tasks.losses import LOSSES
 from mpcompare.tasks.task import Task
 
@@ -67,7 +67,7 @@ def read_precisions(precision: Any, backends: Iterable[Any], device: str) -> lis
     for each in precision if isinstance(precision, (list, tuple)) else [precision]:
         name = DTYPES.get(each, str(each)) if isinstance(each, torch.dtype) else each
         if name not in accepted:
-            raise InputError("precision", name, expected + did_you_mean(str(name).replace("loat", "p"), accepted))
+            raise InputError("precision", name, expected + meant_precision(name, accepted))
         names.append(str(name))
     if not names:
         raise InputError("precision", precision, expected)

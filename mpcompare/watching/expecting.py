@@ -9,6 +9,7 @@ from typing import Any
 
 from mpcompare.errors import InputError, did_you_mean
 from mpcompare.numerals import short
+from mpcompare.precision import meant_precision
 from mpcompare.records import write_atomically
 
 KEPT_APART = (  # facts of one look, and no property of the loop
@@ -137,7 +138,9 @@ def _check(name: str, value: Any) -> None:
     """Raises InputError if a fact of this name cannot have this value."""
     words = WORDS.get(name, ())
     if words and not isinstance(value, (list, tuple)) and value not in words:
-        raise InputError("watch: expect", f"{name}={value}", f"expected one of {', '.join(words)}")
+        raise InputError(
+            "watch: expect", f"{name}={value}", f"expected one of {', '.join(words)}{meant_precision(value, words)}"
+        )
     if name == "clip_norm" and (isinstance(value, bool) or not isinstance(value, (int, float, list, tuple, NoneType))):
         raise InputError("watch: expect", f"{name}={value}", "expected a number, or None")
 

@@ -907,7 +907,10 @@ def test_a_compiled_network_is_seen_where_it_runs_without_the_compiler(kind):
 @pytest.mark.parametrize(
     ("expect", "line"),
     [
-        ({"precision": "bfloat16"}, "watch: expect=precision=bfloat16: expected one of fp32, tf32, bf16, fp16"),
+        (
+            {"precision": "bfloat16"},
+            "watch: expect=precision=bfloat16: expected one of fp32, tf32, bf16, fp16 (did you mean bf16?)",
+        ),
         ({"clip_norm": "one"}, "watch: expect=clip_norm=one: expected a number, or None"),
         ({"autocast": "half"}, "watch: expect=autocast=half: expected one of none, bf16, fp16"),
     ],

@@ -67,7 +67,7 @@ class Watch:
         self._looks: list[Look] = []  # the looks whose modes may still be entered
         self.replays: list[Replayed] = []
         self.sight: HowFar | None = None
-        self.entered = False
+        self.entered = self._open = False  # _open: whether the block has not ended
         self._count = self._compared = 0
         self._error = ""  # an error of the watch itself, in words
         self._earlier = EarlierSteps()
@@ -80,7 +80,7 @@ class Watch:
         for model in self._networks:
             if model in _watched:
                 raise InputError("watch: model", type(model).__name__, "is watched already")
-        self.entered = True
+        self.entered = self._open = True
         try:
             self._enter()
         except BaseException:
@@ -109,6 +109,7 @@ class Watch:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._leave()
+        self._open = False
         self._compare()
         self._note(self._counting.error)
         if error is not None:
@@ -285,6 +286,8 @@ class Watch:
     def _why_nothing(self) -> str:
         if self._error:
             return "the watch itself stopped with an error"
+        if self._open:
+            return "the block is still open, and what it sees is compared when it ends"
         if 0 < self._count <= self.after:
             return f"the block has {self._count} updates, and looking begins after {self.after}"
         if not self.entered:

@@ -203,3 +203,13 @@ def test_the_settings_of_a_group_in_each_update():
     (group,) = seen.facts["groups"]
     assert [first for first, _ in group["betas"]] == pytest.approx([0.95, 0.9])
     assert list(group) == ["parameters", "lr", "weight_decay", "betas", "eps", "amsgrad"]
+
+
+def test_a_block_that_is_still_open_says_so():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert str(seen) == "nothing was seen: the block is still open, and what it sees is compared when it ends"
+    assert seen.verdict == "no defect"

@@ -99,7 +99,7 @@ def differences(facts: Mapping[str, Any], expect: Mapping[str, Any] | str | Path
     lines = []
     for name, value in expect.items():
         if name in OF_LOSSES and name not in facts:
-            lines.append(f"{name} is not known: no loss was replayed, expected {said(value)}")
+            lines.append(f"{name} is not known: no loss function of torch was replayed, expected {said(value)}")
             continue
         if name not in facts and not whole:
             known = ", ".join(facts)

@@ -124,6 +124,8 @@ def _sums_of(seen: Sequence[Sum], sums: Mapping[Sum, Replayed]) -> dict[str, Any
         facts["loss"] = one(sorted(set(losses)))
         facts["micro_batch_weights"] = one(weights)
         facts["micro_batch_labels"] = one(labels)
+    elif any(replay.layers is not None and not replay.why for replay in sums.values()):
+        facts["loss"] = "not known: the loop calls no loss function of torch, so how much each counts is not known"
     return facts
 
 

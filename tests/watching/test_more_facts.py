@@ -186,7 +186,7 @@ def test_the_weights_of_losses_that_were_not_replayed():
         for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
             p.grad = g
         optimizer.step()
-    with pytest.raises(WrongTraining, match="weights is not known: no loss was replayed, expected 1"):
+    with pytest.raises(WrongTraining, match="weights is not known: no loss function of torch was replayed, expected 1"):
         seen.raise_if_wrong(expect={"micro_batch_weights": [1.0]})
 
 
@@ -213,3 +213,14 @@ def test_a_block_that_is_still_open_says_so():
         optimizer.step()
         assert str(seen) == "nothing was seen: the block is still open, and what it sees is compared when it ends"
     assert seen.verdict == "no defect"
+
+
+def test_a_loss_that_is_no_loss_function_of_torch_is_said_not_to_be_known():
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        (-model(torch.randn(8, 4)).log_softmax(-1)[:, 0].mean()).backward()
+        optimizer.step()
+    assert str(seen.facts["loss"]).startswith("not known: the loop calls no loss function of torch")
+    with pytest.raises(WrongTraining, match="weights is not known: no loss function of torch was replayed"):
+        seen.raise_if_wrong(expect={"micro_batch_weights": 1.0})

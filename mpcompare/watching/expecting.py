@@ -93,6 +93,7 @@ def differences(facts: Mapping[str, Any], expect: Mapping[str, Any] | str | Path
     """
     if not isinstance(expect, (Mapping, str, Path)):
         raise InputError("watch: expect", expect, "expected facts by name, or a file that seen.save(file) wrote")
+    __tracebackhide__ = True  # of pytest
     whole = isinstance(expect, (str, Path))
     if isinstance(expect, (str, Path)):
         expect = {k: v for k, v in read(expect).items() if k not in KEPT_APART}

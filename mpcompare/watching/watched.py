@@ -274,9 +274,11 @@ class Watch:
         Args:
             expect: facts by name, or a file that :meth:`save` wrote.
         """
+        __tracebackhide__ = True  # pytest then shows the line of the test
         lines = [str(defect) for defect in self.defects]
         headline = "the training is wrong:" if lines else "the training is not what was expected:"
         if not self.facts.get("updates"):
+            headline = headline if lines else "the training was not seen:"
             lines.append(f"{NOTHING}: {self._why_nothing()}")
         elif expect is not None:
             lines += expecting.differences(self.facts, expect)

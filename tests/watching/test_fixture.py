@@ -24,6 +24,11 @@ def test_right(watched):
 
 def test_wrong(watched):
     train(watched, {"precision": "bf16"})
+
+
+def test_without_with(watched):
+    model = nn.Linear(4, 2)
+    watched(model, torch.optim.SGD(model.parameters(), lr=0.1))
 """
 
 
@@ -42,5 +47,7 @@ def test_the_fixture(tmp_path):
         str(tmp_path),
     ]
     found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert "1 failed, 1 passed" in found.stdout
+    assert "1 failed, 2 passed, 1 error" in found.stdout
+    assert "put `with` before it" in found.stdout
+    assert "watched.py" not in found.stdout  # none of our own lines
     assert "precision is fp32, expected bf16" in found.stdout

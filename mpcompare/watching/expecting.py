@@ -66,7 +66,10 @@ def _cut(parts: Sequence[str], between: str) -> str:
 def save(facts: Mapping[str, Any], file: str | Path) -> None:
     """Writes a card, sorted, a fact a line or more, so that two cards can be compared line by line."""
     text = json.dumps({"mpcompare": "watch", "facts": facts}, indent=1, sort_keys=True) + "\n"
-    write_atomically(Path(file), lambda unfinished: unfinished.write_text(text))
+    try:
+        write_atomically(Path(file), lambda unfinished: unfinished.write_text(text))
+    except OSError as error:
+        raise InputError("watch: save", str(file), f"cannot be written ({error.strerror})") from None
 
 
 def read(file: str | Path) -> dict[str, Any]:
@@ -132,7 +135,8 @@ def _apart(name: str, found: Any, wanted: Any) -> list[str]:
     if all(several) and len(found) == len(wanted):
         pairs = enumerate(zip(found, wanted, strict=True), start=1)
         return [line for number, pair in pairs for line in _apart(f"{name.rstrip('s')} {number}", *pair)]
-    return [f"{name} is {said(found)}, expected {said(wanted)}"]
+    how = repr if said(found) == said(wanted) else said  # such as "1" and 1
+    return [f"{name} is {how(found)}, expected {how(wanted)}"]
 
 
 def _check(name: str, value: Any) -> None:
@@ -150,6 +154,8 @@ def alike(found: Any, wanted: Any) -> bool:
     """Returns whether a fact is as expected. Numbers are compared in four digits, because factors are known in four."""
     if isinstance(found, bool) or isinstance(wanted, bool):
         return found is wanted
+    if said(wanted) == "none":  # as a card says for None and for an empty list
+        return said(found) == "none"
     if isinstance(found, (int, float)) and isinstance(wanted, (int, float)):
         return math.isclose(found, wanted, rel_tol=1e-4, abs_tol=0.0)
     if isinstance(found, Mapping) and isinstance(wanted, Mapping):

@@ -56,7 +56,7 @@ class Watch:
         check_whole("watch: steps", steps, at_least=1)
         check_whole("watch: after", after, at_least=0)
         if every is not None:
-            check_whole("watch: every", every, at_least=steps)
+            check_whole(f"watch: steps={steps}, every", every, at_least=steps)
         self.attached = attached(model, optimizer, eager)
         self._networks = list(map(inner_of, self.attached.models.values()))
         self.steps, self.after, self.every = steps, after, every

@@ -9,6 +9,7 @@ from torch import nn
 
 import mpcompare
 from mpcompare.errors import InputError
+from mpcompare.watching.expecting import differences, save
 from mpcompare.watching.watched import WrongTraining
 
 
@@ -112,6 +113,19 @@ def test_what_is_no_expectation_is_refused():
     seen = replace(TINY, updates=1).run(mpcompare.watch)
     with pytest.raises(InputError, match="watch: expect=3: expected facts by name, or a file"):
         seen.raise_if_wrong(expect=3)
+
+
+def test_expectations_that_look_as_the_card_does():
+    facts = {"updates": 1, "training_mode": True, "loss_scale": None, "in_no_optimizer": [], "clip_norm": 0.1}
+    assert differences(facts, {"loss_scale": "none", "in_no_optimizer": None}) == []
+    assert differences(facts, {"clip_norm": None}) == ["clip_norm is 0.1, expected none"]
+    said = ["updates is 1, expected '1'", "training_mode is True, expected 'True'"]
+    assert differences(facts, {"updates": "1", "training_mode": "True"}) == said
+
+
+def test_a_card_that_cannot_be_written_is_bad_input(tmp_path):
+    with pytest.raises(InputError, match=r"^watch: save=.*/no/card.json: cannot be written \(No such file"):
+        save({}, tmp_path / "no" / "card.json")
 
 
 @pytest.mark.slow

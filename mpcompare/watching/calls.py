@@ -281,21 +281,32 @@ def _one_call_each(tape: Sequence[Event]) -> list[Event]:
         for called in tape
         if isinstance(called, Called)
     }
+    again = {root: _gone_through(root, through) for root in tape if isinstance(root, Root)}
     made: list[Event] = []
     for place, event in enumerate(tape):
         if isinstance(event, Called):
             first = next(iter(through[event]), None)
             # Without a root, torch.autograd.grad asked for its gradients: they are in no parameter's gradient.
-            made.append(replace(event, only=frozenset() if first is None else first.passes))
+            made.append(replace(event, only=frozenset() if first is None or event in again[first] else first.passes))
         elif isinstance(event, Root):
-            if again := [c for c in tape[:place] if isinstance(c, Called) and event in through[c][1:]]:
-                played = [*again, *_of_calls(again, tape[: place + 1])]
+            if calls := again[event]:
+                played = [*calls, *_of_calls(calls, tape[: place + 1])]
                 both = [each for each in tape[:place] if each in played]
                 made += [replace(each, only=event.passes) if isinstance(each, Called) else each for each in both]
             made.append(event)
         else:
             made.append(event)
     return made
+
+
+def _gone_through(root: Root, through: Mapping[Called, list[Root]]) -> list[Called]:
+    """Returns the calls that a root goes back through and an earlier root did, and the calls between them and the root.
+    Two heads have one trunk: the call of the second head goes on from the second copy of the trunk's call."""
+    found: list[Called] = []
+    for called, roots in through.items():
+        if root in roots[1:] or (found and root in roots and any(True for _ in called.needs())):
+            found.append(called)
+    return found
 
 
 def _of_calls(calls: Sequence[Called], tape: Sequence[Event]) -> list[Op]:

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from support.marks import slow_after
+from support.watched_loops import spoil
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -178,3 +179,28 @@ def test_gradients_that_are_cleared_between_passes_through_one_call():
     assert (seen.defects, seen.not_examined) == ([], []), str(seen)
     assert all(seen.sight.layers.values())
     assert {defect.cause for defect in surgery(wrong=True).defects} == {"loss"}
+
+
+def two_heads(trunk, wrong):
+    """Returns the watch of a loop that calls a trunk and two heads, with a backward for the loss of each head."""
+    torch.manual_seed(0)
+    heads = [nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 4)) for _ in range(2)]
+    model = nn.ModuleDict({"trunk": trunk, "first": heads[0], "second": heads[1]})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        if wrong:
+            spoil(next(trunk.parameters()), lambda gradient: 0.5 * gradient)
+        features = trunk(torch.randn(16, 8))
+        losses = [F.cross_entropy(head(F.gelu(features)), torch.randint(4, (16,))) for head in heads]
+        losses[0].backward(retain_graph=True)
+        losses[1].backward()
+        optimizer.step()
+    return seen
+
+
+@pytest.mark.parametrize("trunk", [lambda: nn.Linear(8, 8), pytest.param(body, marks=pytest.mark.slow)])
+def test_one_trunk_of_two_heads_that_the_loop_calls(trunk):
+    seen = two_heads(trunk(), wrong=False)
+    assert (seen.defects, seen.not_examined) == ([], []), str(seen)
+    assert all(seen.sight.layers.values())
+    assert [re.sub(r"[.0]", "", defect.place) for defect in two_heads(trunk(), wrong=True).defects] == ["trunkweight"]

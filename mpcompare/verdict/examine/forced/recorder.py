@@ -114,7 +114,7 @@ class Recorder(Arrivals):
         self.open.append(call)
         if whole:
             held = {each: p.dtype for each, p in self.network.named_parameters()} if name else held
-            self.whole.append(replace(call, held=held, choices=[], products=defaultdict(set)))
+            self.whole.append(replace(call, held=held, choices=[], later={}, products=defaultdict(set)))
             self._counts.clear()
             self.before = {each: len(calls) for each, calls in self.record.calls.items()}
 

@@ -206,6 +206,8 @@ def _scaling(look: Look) -> dict[str, Any]:
     said = "its own policy"
     if isinstance(policy, DynamicLossScale):
         said = f"times {policy.growth_factor:g} every {policy.growth_interval}, times {policy.backoff_factor:g} back"
+    if any(t.scaled and not t.skipped and not t.by_scaler for t in look.taken):
+        said += ", and the loop itself takes the steps: the scaler skips none"
     return {"loss_scale": said, "scales": [t.scale for t in look.taken]}
 
 

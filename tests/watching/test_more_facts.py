@@ -224,3 +224,17 @@ def test_a_loss_that_is_no_loss_function_of_torch_is_said_not_to_be_known():
     assert str(seen.facts["loss"]).startswith("not known: the loop calls no loss function of torch")
     with pytest.raises(WrongTraining, match="weights is not known: no loss function of torch was replayed"):
         seen.raise_if_wrong(expect={"micro_batch_weights": 1.0})
+
+
+@pytest.mark.parametrize("by_scaler", [True, False])
+def test_a_step_past_the_scaler_is_a_fact(by_scaler):
+    model = nn.Linear(4, 3)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=64.0)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        scaler.scale(F.cross_entropy(model(torch.randn(8, 4)), torch.randint(3, (8,)))).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer) if by_scaler else optimizer.step()
+        scaler.update()
+    assert seen.defects == []
+    past = "" if by_scaler else ", and the loop itself takes the steps: the scaler skips none"
+    assert seen.facts["loss_scale"] == f"times 2 every 2000, times 0.5 back{past}"

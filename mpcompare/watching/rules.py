@@ -18,8 +18,10 @@ from mpcompare.verdict.examine.seen import Remembered, Seen
 from mpcompare.verdict.examine.widened import Widened
 from mpcompare.watching.steps import Taken
 
-# Words in the names of optimizers that are neither Adam nor SGD, such as NAdam, AdamP and SGDScheduleFree.
-OTHERS = {"N", "R", "Q", "P", "K", "Y", "Mini", "Bound", "Schedule", "Free", "Prodigy"}
+# The beginning of a name that says that an optimizer is Adam, AdamW or SGD, such as DeepSpeedCPUAdam and PagedAdamW8bit.
+# SignSGD, NAdam, AdamP, AdamMini and SGDScheduleFree say more.
+PREFIXES = "Fused|Deep|Speed|CPU|Paged|Hybrid|Distributed|Own|My|Custom|Torch"
+BY_NAME = re.compile(rf"_*(?:{PREFIXES})*(?:SGD(?![A-Z])|AdamW?(?![A-Z]([A-Z]|\d|$)|_?[Mm]ini|Bound|Schedule))")
 COARSE = {"bf16": 2.0**16, "fp16": 2.0**13}  # unit roundoffs over fp32's
 
 
@@ -106,19 +108,14 @@ def is_by_name(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) ->
     is Adam, AdamW or SGD, and its settings must say no more."""
     if isinstance(optimizer, tuple(OF_TORCH)):
         return True
-    words = _words(optimizer)
     others = [key for key, value in settings.items() if value is True and key not in KNOWN]
-    is_one = bool({"Adam", "SGD"} & words) and not OTHERS & words
-    return is_one and not others
+    return bool(BY_NAME.match(type(optimizer).__name__)) and not others
 
 
 def is_adamw(optimizer: torch.optim.Optimizer) -> bool:
     """Returns whether an optimizer is an AdamW, whose decay is no part of the gradient, or is called so."""
-    return isinstance(optimizer, AdamW.of_torch) or {"Adam", "W"} <= _words(optimizer)
-
-
-def _words(optimizer: torch.optim.Optimizer) -> set[str]:
-    return set(re.findall("SGD[A-Z]?|[A-Z][a-z]*", type(optimizer).__name__))
+    words = re.findall("[A-Z][a-z]*", type(optimizer).__name__)
+    return isinstance(optimizer, AdamW.of_torch) or {"Adam", "W"} <= set(words)
 
 
 def update_of(step: Taken, names: Sequence[str], steps: int = 0) -> Seen:

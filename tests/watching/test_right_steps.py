@@ -245,7 +245,7 @@ def test_a_network_may_multiply_by_a_sparse_buffer(layout):
     assert not seen.not_examined
 
 
-class UncorrectedAdam(torch.optim.Optimizer):
+class OwnAdam(torch.optim.Optimizer):
     """Adam without the correction of its bias."""
 
     def __init__(self, params):
@@ -264,7 +264,7 @@ class UncorrectedAdam(torch.optim.Optimizer):
 
 def test_a_wrong_update_in_fp32_is_named_as_in_16_bits():
     model = nn.Linear(4, 3)
-    optimizer = UncorrectedAdam(model.parameters())
+    optimizer = OwnAdam(model.parameters())
     with mpcompare.watch(model, optimizer, steps=2) as seen:
         for _ in range(2):
             optimizer.zero_grad()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mpcompare.tasks.optimizers import OPTIMIZERS, Adam, AdamW, Sgd
-from mpcompare.watching.rules import rules_of
+from mpcompare.watching.rules import is_by_name, rules_of
 
 
 def known(optimizer, **settings):
@@ -74,3 +74,13 @@ def test_an_optimizer_of_a_library_may_be_one_whose_settings_it_has():
     assert known(FusedAdam(parameters()), weight_decay=0.0) == [AdamW(1.0, weight_decay=0.0), None]
     with_decay = [AdamW(1.0, weight_decay=0.1), replace(Adam(), lr=1.0, weight_decay=0.1), None]
     assert known(FusedAdam(parameters(), weight_decay=0.1)) == with_decay
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "FusedAdam", "DeepSpeedCPUAdam", "PagedAdamW8bit", "AdamOfMlx"])
+def test_a_name_may_say_that_an_optimizer_has_a_known_rule(name):
+    assert is_by_name(type(name, (torch.optim.Optimizer,), {})(parameters(), {}), {})
+
+
+@pytest.mark.parametrize("name", ["SignSGD", "SGDW", "NAdam", "AdamP", "StableAdamW", "AdamWScheduleFree", "AdamMini"])
+def test_a_name_that_says_more_does_not(name):
+    assert not is_by_name(type(name, (torch.optim.Optimizer,), {})(parameters(), {}), {})

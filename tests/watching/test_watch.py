@@ -473,7 +473,7 @@ def test_gradients_that_stay_scaled():
     assert "times the loss scale 4096" in seen.defects[0].sentence
 
 
-class WrongAdam(torch.optim.Optimizer):
+class OwnAdam(torch.optim.Optimizer):
     """Adam without the correction of its means."""
 
     def __init__(self, params, lr=1e-3):
@@ -493,7 +493,7 @@ class WrongAdam(torch.optim.Optimizer):
 
 @pytest.mark.slow
 def test_a_known_mistake_of_an_optimizer():
-    seen = replace(BF16, optimizer=WrongAdam).run(mpcompare.watch)
+    seen = replace(BF16, optimizer=OwnAdam).run(mpcompare.watch)
     assert causes(seen)[0] == "bias correction"
 
 

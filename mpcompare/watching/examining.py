@@ -126,7 +126,8 @@ def compared(look: Look, name: str, precision: str) -> Updates:
         unknown |= {n: f"the rows of the sparse gradient of {n} are added one by one" for n in step.row_by_row}
         for names in _groups(step):
             try:
-                rules = rules_of(optimizer, step.settings[names[0]], step.state[names[0]] or step.state_after[names[0]])
+                state = step.state[names[0]] or step.state_after[names[0]]
+                rules = rules_of(optimizer, step.settings[names[0]], state, look.steps.own[name])
                 tried = [(rule, *_errors(rule, step, names, short)) for rule in rules]
             except Exception as error:  # whatever somebody's own optimizer does with one tensor
                 unknown.update(dict.fromkeys(names, f"their replay stopped with {first_line(error)}"))
@@ -154,8 +155,8 @@ def compared(look: Look, name: str, precision: str) -> Updates:
         wrong += odd
         for number, found in by_known.items():
             errors[number] |= found
-    state = {k: {n: s[k] for n, s in taken[-1].state_after.items() if k in s} for k in ("exp_avg", "exp_avg_sq")}
-    shares = digits(state) if wrong else {}
+    last = {k: {n: s[k] for n, s in taken[-1].state_after.items() if k in s} for k in ("exp_avg", "exp_avg_sq")}
+    shares = digits(last) if wrong else {}
     drive = Drive(steps, errors, known_mistakes=_mistakes(wrong, compute), digits=shares)
     return Updates(drive, {n: rule.name for n, rule in chosen.items()}, unknown, moments)
 

@@ -1,25 +1,25 @@
 """The rule by which an optimizer should update a parameter, from the class and the settings of the optimizer itself."""
 
-import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpcompare.errors import InputError
 from mpcompare.tasks.any_optimizer import OwnReplay, fault_of
 from mpcompare.tasks.optimizers import OF_TORCH, Adam, AdamW, Coarse, Optimizer, Sgd, UpdateReplay
 from mpcompare.verdict.examine.numerics import norm_of
 from mpcompare.verdict.examine.seen import Remembered, Seen
-from mpcompare.verdict.examine.widened import Widened
+from mpcompare.watching.alone import Own
 from mpcompare.watching.steps import Taken
 
-# The beginning of a name that says that an optimizer is Adam, AdamW or SGD, such as DeepSpeedCPUAdam and PagedAdamW8bit.
-# SignSGD, NAdam, AdamP, AdamMini and SGDScheduleFree say more.
+# The beginning of a name that says that an optimizer is Adam, AdamW or SGD, such as DeepSpeedCPUAdam. SignSGD, NAdam,
+# AdamP, AdamMini and SGDScheduleFree say more.
 PREFIXES = "Fused|Deep|Speed|CPU|Paged|Hybrid|Distributed|Own|My|Custom|Torch"
 BY_NAME = re.compile(rf"_*(?:{PREFIXES})*(?:SGD(?![A-Z])|AdamW?(?![A-Z]([A-Z]|\d|$)|_?[Mm]ini|Bound|Schedule))")
 COARSE = {"bf16": 2.0**16, "fp16": 2.0**13}  # unit roundoffs over fp32's
@@ -42,12 +42,15 @@ class Rule:
         return OwnReplay(self.make, self.kinds or {}, coarse)
 
 
-def rules_of(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], state: Mapping[str, Any]) -> list[Rule]:
+def rules_of(
+    optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], state: Mapping[str, Any], own: Own | None = None
+) -> list[Rule]:
     """Returns the rules that an optimizer may follow, the likeliest first; its own code is the last one.
 
     Args:
         settings: the settings of the parameter's group.
         state: what the optimizer remembers of the parameter.
+        own: the optimizer as it was when the look began; None: as it is.
     """
     name, found = type(optimizer).__name__, []
     torchs = type(optimizer).__module__.startswith("torch.optim")
@@ -59,32 +62,16 @@ def rules_of(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], stat
         kinds = adams if "betas" in settings and "eps" in settings else [Sgd]
     for kind in kinds if not odd else []:
         given = {field.name: settings.get(field.name) for field in fields(kind)}
-        own = {key: _numbers(value) for key, value in given.items() if value is not None}
+        taken = {key: _numbers(value) for key, value in given.items() if value is not None}
         with suppress(InputError):  # values of another rule, such as three betas
-            known = kind(**{"weight_decay": 0.0, **own, "lr": 1.0})
+            known = kind(**{"weight_decay": 0.0, **taken, "lr": 1.0})
             if set(state) <= set(known.initial_state(torch.zeros(()))):
                 found.append(Rule(kind.of_torch.__name__, known))
     if found and exact:
         return found
-    taken = inspect.signature(type(optimizer)).parameters
-    plain = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}
-    asked = {key: plain.get(key, value) for key, value in settings.items() if key in taken and key not in ("lr",)}
-
-    of_class: Any = type(optimizer)
-
-    def make(p: nn.Parameter) -> torch.optim.Optimizer:
-        made = cast(torch.optim.Optimizer, of_class([p], lr=1e-3, **asked))
-        step = made.step
-
-        def widened() -> None:  # the optimizer may keep masters in fp32
-            with Widened(p.dtype):
-                step()
-
-        made.step = widened  # type: ignore[method-assign, assignment]
-        return made
-
+    kinds_of = {kind: v.dim() if isinstance(v, Tensor) else -1 for kind, v in state.items()}
+    make = partial((own or Own.of(optimizer)).alone, settings={**settings, "lr": 1e-3}, kinds=kinds_of)
     if not fault_of(make, 1e-3):
-        kinds_of = {kind: v.dim() if isinstance(v, Tensor) else -1 for kind, v in state.items()}
         found.append(Rule(name, None, make, kinds_of))
     return found
 
@@ -129,8 +116,9 @@ def update_of(step: Taken, names: Sequence[str], steps: int = 0) -> Seen:
     tensors: dict[str, dict[str, Tensor]] = {}
     for name in names:
         for kind, value in step.state[name].items():
-            if isinstance(value, Tensor) and kind != "step":
-                tensors.setdefault(kind, {})[name] = value
+            if kind != "step":
+                number = torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+                tensors.setdefault(kind, {})[name] = number
     counts = [step.state[n].get("step", step.settings[n].get("step", 0)) for n in names]
     count = max(int(c) if isinstance(c, (int, float, Tensor)) else 0 for c in counts)
     lr, known = float(step.settings[names[0]]["lr"]), Remembered(tensors, count)

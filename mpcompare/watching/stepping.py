@@ -1,5 +1,6 @@
 """Follows the steps of the optimizers, and the scaler that has them taken."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from mpcompare.verdict.examine.numerics import numbers, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.verdict.examine.unseen import Unseen
 from mpcompare.watching import scalers
+from mpcompare.watching.alone import Own, is_plain
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.events import Root
 from mpcompare.watching.guard import Guard
@@ -30,6 +32,7 @@ class Steps:
 
     def __init__(self, attached: Attached, sums: Sums, guard: Guard, done: Callable[[], None]) -> None:
         self.attached, self.sums, self.guard, self._done = attached, sums, guard, done
+        self.own = {name: Own.of(optimizer) for name, optimizer in attached.optimizers.items()}
         self.taken: list[Taken] = []
         self.step: Taken | None = None  # the step that is under way
         self.scaler: Any = None  # the scaler that multiplied the loss, or that called ``step``
@@ -192,4 +195,7 @@ class Steps:
 
 
 def _number(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+    """Returns a copy of a value that an optimizer may change in place."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    return copy.deepcopy(value) if is_plain(value) else value

@@ -42,16 +42,18 @@ class Own:
 
     kind: type[torch.optim.Optimizer]
     attributes: Mapping[str, Any]  # what it has besides its groups and its state
+    left_out: list[str]  # those of them that are not plain
     state: Mapping[str, float | int]  # by kind a number of what it remembered of a parameter; empty if nothing
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> "Own":
         without = {"param_groups", "state", "step", *HOOKS}  # a scheduler may have put another step on
-        attributes = copied({key: value for key, value in vars(optimizer).items() if key not in without})
+        besides = {key: value for key, value in vars(optimizer).items() if key not in without}
+        attributes = copied(besides)
         first: Mapping[str, Any] = next((s for p, s in optimizer.state.items() if isinstance(p, Tensor) and s), {})
         numbers = {k: v for k, v in first.items() if isinstance(v, (Tensor, int, float))}
         mean = {k: v.detach().double().mean().item() if isinstance(v, Tensor) else v for k, v in numbers.items()}
-        return cls(type(optimizer), attributes, mean)
+        return cls(type(optimizer), attributes, sorted(besides.keys() - attributes.keys()), mean)
 
     def alone(self, p: nn.Parameter, settings: Mapping[str, Any], kinds: Mapping[str, int]) -> torch.optim.Optimizer:
         """Returns the optimizer with one parameter.

@@ -9,6 +9,7 @@ from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.judged import Defect
 from mpcompare.watching.looking import Look
 from mpcompare.watching.powers import of_terms
+from mpcompare.watching.sense import of_sense
 from mpcompare.watching.steps import Sum
 
 
@@ -44,3 +45,5 @@ def _all(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Updates
         )
         yield Defect("accumulation", "", because + "nobody clears them: later backward passes add to them")
     yield from of_updates(look, updates)
+    for name, update in updates.items():
+        yield from of_sense(look, name, update)

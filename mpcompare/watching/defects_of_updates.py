@@ -32,7 +32,7 @@ def of_updates(look: Look, updates: Mapping[str, Updates]) -> Iterator[Defect]:
     """Yields updates that the optimizer's rule does not make, and moments that are wrong after right updates."""
     for name, update in updates.items():
         short = any(e.short > LOST for each in update.drive.updates for e in each.values())
-        run, halves = as_examined(look, "bf16" if short else "fp32", Recipe(1)), _in_16_bits(look)
+        run, halves = as_examined(look, "bf16" if short else "fp32", Recipe(1)), in_16_bits(look)
         kept = [{n: e for n, e in each.items() if n not in halves} for each in update.drive.updates]
         where = name if len(updates) > 1 else "the loop"
         yield from failed(of_optimizer.of_passes(run, {where: replace(update.drive, updates=kept)}))
@@ -41,7 +41,8 @@ def of_updates(look: Look, updates: Mapping[str, Updates]) -> Iterator[Defect]:
         yield from _lost(look, name, update)
 
 
-def _in_16_bits(look: Look) -> set[str]:
+def in_16_bits(look: Look) -> set[str]:
+    """Returns the weights that are kept in 16 bits, without masters that the optimizer has in their place."""
     return {name for name, p in look.params.items() if p.dtype.itemsize <= 2} - look.attached.masters.keys()
 
 
@@ -66,7 +67,7 @@ def _rule(look: Look, name: str, update: Updates) -> Iterator[Defect]:
 
 def _lost(look: Look, optimizer: str, update: Updates) -> Iterator[Defect]:
     """Yields the roles of tensors that are kept in 16 bits and do not train: their updates are rounded away."""
-    short = _in_16_bits(look)
+    short = in_16_bits(look)
     errors = [(n, e) for each in update.drive.updates for n, e in each.items() if n in short]
     if _at_random([e for _, e in errors], any(t.drew for t in look.taken if t.optimizer == optimizer)):
         return

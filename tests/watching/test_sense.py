@@ -1,0 +1,114 @@
+"""What every optimizer must do, whatever its rule is."""
+
+import torch
+from torch import nn
+
+import mpcompare
+
+
+class Own(torch.optim.Optimizer):
+    """An optimizer of a user's own. ``moves`` makes the step of one parameter."""
+
+    def __init__(self, groups, moves, **settings):
+        super().__init__(groups, {"lr": 0.125, **settings})
+        self.moves, self.rates = moves, []
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.moves(self, p, group)
+
+
+def downhill(own, p, group):
+    p.sub_(group["lr"] * p.grad)
+
+
+def uphill(own, p, group):
+    p.add_(group["lr"] * (p.grad + 1e-3 * p))
+
+
+def trusts(own, p, group):
+    p.sub_(group["lr"] * p.norm() * p.grad / p.grad.norm())
+
+
+def by_norm_or_1(own, p, group):
+    p.sub_(group["lr"] * (p.norm() if p.any() else 1.0) * p.grad / p.grad.norm())
+
+
+def decays(own, p, group):
+    p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * p.grad.sign())
+
+
+def signs(own, p, group):
+    p.sub_(group["lr"] * p.grad.sign())
+
+
+def first_rate(own, p, group):
+    own.rates.append(group["lr"])
+    p.sub_(own.rates[0] * p.grad)
+
+
+def said(moves, model=None, groups=None, dtype=torch.float32, **settings):
+    """Returns the defects of a watched loop."""
+    torch.manual_seed(0)
+    model = (model or nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))).to(dtype)
+    optimizer = Own(groups(model) if groups else model.parameters(), moves, **settings)
+    with mpcompare.watch(model, optimizer, steps=3) as seen:
+        for _ in range(3):
+            optimizer.zero_grad()
+            (model(torch.randn(32, 8, dtype=dtype)) - 1).float().square().mean().backward()
+            optimizer.step()
+    return [(defect.cause, defect.place) for defect in seen.defects]
+
+
+def test_an_optimizer_goes_downhill():
+    assert said(uphill) == [("optimizer", "0.weight")]
+    assert said(downhill) == []
+
+
+def test_an_optimizer_may_maximize():
+    assert said(uphill, maximize=True) == []
+    assert said(uphill, lr=-0.125) == []
+
+
+def without_bias():
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+    nn.init.zeros_(model[0].bias)
+    return model
+
+
+def test_what_has_a_gradient_moves():
+    assert said(trusts, without_bias()) == [("update left out", "0.bias")]
+    assert said(by_norm_or_1, without_bias()) == []
+    assert said(trusts, without_bias(), prox=1.0) == []
+
+
+def test_a_decay_that_is_set_is_made():
+    assert said(signs, weight_decay=0.1) == [("weight decay", "0.weight")]
+    assert said(decays, weight_decay=0.1) == []
+    assert said(signs, weight_decay=0.0) == []
+
+
+def two_groups(model):
+    return [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.5}]
+
+
+def test_a_group_has_its_own_rate():
+    assert said(first_rate, groups=two_groups) == [("parameter groups", "2.weight")]
+    assert said(downhill, groups=two_groups) == []
+
+
+def test_weights_in_16_bits_move_if_others_do():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.scale = nn.Linear(8, 64), nn.Parameter(torch.ones(64))
+
+        def forward(self, x):
+            return (self.layer(x) * self.scale).view(-1, 8, 8).sum(-1)
+
+    def by_norm(own, p, group):  # no element by itself, so that its code is no rule
+        p.sub_(2.0**-10 * torch.sign(p.grad) * (p.grad.norm() > 0) + 0 * p.sum())
+
+    assert said(by_norm, Scaled(), dtype=torch.bfloat16) == [("no master weights", "scale")]

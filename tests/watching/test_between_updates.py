@@ -145,3 +145,18 @@ def test_a_number_that_is_clamped_to_one_of_16_bits_is_a_fact():
     seen = replace(TINY, make=Scaled, after_step=clamp).run(mpcompare.watch)
     assert not seen.defects
     assert seen.facts["moved_between_updates"] == ["scale"]
+
+
+@pytest.mark.parametrize("drifts", [True, False])
+def test_frozen_weights_that_move_are_a_fact(drifts):
+    model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(3, 2)).mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model[0].weight.add_(drifts / 8)
+    assert seen.facts["frozen_moved"] == (["0.weight"] if drifts else [])
+    assert not seen.defects

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from types import NoneType
 from typing import Any
 
@@ -74,7 +75,7 @@ def facts_of(look: Look, sums: Mapping[Sum, Replayed], updates: Mapping[str, Upd
     facts["in_no_optimizer"] = sorted(trained - look.attached.owned())
     facts["other_optimizers"] = list(look.attached.strangers)
     facts["frozen"] = sorted(n for n, p in look.params.items() if not p.requires_grad)
-    between = {n for a, b in zip(seen, seen[1:], strict=False) for n in moved(a.weights, b.weights)}
+    between = {n for a, b in pairwise(seen) for n in moved(a.weights, b.weights)}
     facts["frozen_moved"] = sorted(between.intersection(facts["frozen"]) - look.attached.owned())
     facts["statistics_of_frozen"] = sorted({name for s in seen for name in _moving(look.network, s)})
     facts["tied"] = _tied(look.network)

@@ -137,7 +137,28 @@ def clipping_of(taken: Sequence[Taken]) -> dict[str, Any]:
         facts["factors"] = by_value(factors) if len(set(factors.values())) <= MOST else "not one for all parameters"
     if changed := sorted({n for h in steps for n in h.rest}):
         facts["changed_gradients"] = changed[:MOST] + ([f"{len(changed) - MOST} more"] if len(changed) > MOST else [])
+    if decays := [rounded(c) for t in seen if (c := decay_of(t)) is not None]:
+        facts["decay_in_gradients"] = one(decays)
     return facts
+
+
+def decay_of(step: Taken) -> float | None:
+    """Returns c where a loop adds c times the weights to the gradients of several parameters; None where it adds
+    nothing or something else."""
+    by = step.scale if step.scaled else 1.0
+    raw = {n: g.double() / by for n, g in step.raw.items() if n in step.given and step.dtypes[n] == "fp32"}
+    added = {n: step.given[n].double() - g for n, g in raw.items()}
+    names = [n for n, a in added.items() if bool(a.any())]
+    square = sum(float(step.before[n].double().square().sum()) for n in names)
+    if len(names) < 2 or not 0 < square < math.inf:
+        return None
+    c = sum(float((added[n] * step.before[n]).sum()) for n in names) / square
+    for n in names:
+        decay = c * step.before[n].double()
+        bound = 8 * UNIT_ROUNDOFF * (raw[n].abs() + decay.abs())
+        if not bool(((added[n] - decay).abs() <= bound).all()) or float(decay.norm()) < 8 * float(bound.norm()):
+            return None
+    return c
 
 
 def _together(seen: Sequence[Taken], steps: Sequence[HandedOn]) -> Iterator[HandedOn]:

@@ -20,6 +20,7 @@ from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching.defects_of_updates import MOMENTS, in_16_bits
 from mpcompare.watching.examining import Updates, errors_of
+from mpcompare.watching.handing_on import decay_of
 from mpcompare.watching.judged import Defect
 from mpcompare.watching.looking import Look
 from mpcompare.watching.rules import rules_of
@@ -40,7 +41,7 @@ def of_sense(look: Look, name: str, update: Updates) -> Iterator[Defect]:
         return
     settings = {**own.attributes, **taken[0].settings[next(iter(taken[0].settings))]}
     words = [type(optimizer).__name__, *(key for key, v in settings.items() if v is not None and v is not False)]
-    if not type(optimizer).__module__.startswith("torch.optim"):
+    if not _is_torchs(optimizer):
         if not any(map(UPWARDS.search, words)):
             yield from _uphill(taken)
         if not any(map(SPARSE.search, words)):
@@ -50,6 +51,22 @@ def of_sense(look: Look, name: str, update: Updates) -> Iterator[Defect]:
     with suppress(Exception):
         yield from _rates(look, name, update, taken)
     yield from _rounded_away(look, update, taken)
+    yield from _grown(optimizer, taken)
+
+
+def _grown(optimizer: torch.optim.Optimizer, taken: Sequence[Taken]) -> Iterator[Defect]:
+    """Yields a decay that the loop subtracts from the gradients of one of torch's optimizers, which go downhill."""
+    decays = [decay_of(step) for step in taken]
+    settings = [shared for step in taken for shared in step.settings.values()]
+    if any(s.get("maximize") or (s.get("lr") or 0) < 0 for s in settings) or not _is_torchs(optimizer):
+        return
+    if all(c is not None and c < 0 for c in decays):
+        because = f"the loop adds {decays[0]:.4g} times the weights to the gradients: such a decay lets weights grow"
+        yield Defect("weight decay", "", because)
+
+
+def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim")
 
 
 def _rate(step: Taken, name: str) -> float:

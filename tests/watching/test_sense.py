@@ -1,5 +1,6 @@
 """What every optimizer must do, whatever its rule is."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -112,3 +113,20 @@ def test_weights_in_16_bits_move_if_others_do():
         p.sub_(2.0**-10 * torch.sign(p.grad) * (p.grad.norm() > 0) + 0 * p.sum())
 
     assert said(by_norm, Scaled(), dtype=torch.bfloat16) == [("no master weights", "scale")]
+
+
+@pytest.mark.parametrize(("decay", "maximize"), [(-0.5, False), (0.5, False), (-0.5, True), (0.0, False)])
+def test_a_decay_in_the_gradients_is_added(decay, maximize):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, maximize=maximize)
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            for p in model.parameters():
+                p.grad.add_(p.detach(), alpha=decay)
+            optimizer.step()
+    assert seen.facts.get("decay_in_gradients") == (decay or None)
+    grows = decay < 0 and not maximize
+    assert [defect.cause for defect in seen.defects] == ["weight decay"] * grows

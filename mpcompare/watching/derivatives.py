@@ -56,9 +56,12 @@ class Derivatives:
             forward = _Forward(kind, args, replay) if finds_out or kind in self._wrong else None
             # A name of ``apply`` may be older than this: such a function has parameters as they are.
             is_wide = not any(id(a) in replay.weights.names for a in args)
-            return partial(ends, kind, forward, calls(), is_wide)
+            return partial(ends, kind, forward, args, calls(), is_wide)
 
-        def ends(kind: type[Function], forward: _Forward | None, before: int, is_wide: bool, node: Any, _: Any) -> None:
+        def ends(
+            kind: type[Function], forward: _Forward | None, args: Any, before: int, is_wide: bool, node: Any, _: Any
+        ) -> None:
+            node.register_hook(partial(_put_back, [(a, a.detach().clone()) for a in args if is_real(a)]))
             node.register_prehook(lambda _: setattr(replay.weights, "own_backward", is_wide))
             node.register_hook(lambda *_: setattr(replay.weights, "own_backward", False))
             if calls() != before:
@@ -163,6 +166,20 @@ class _Forward:
             with called(), self.widened:  # autograd calls hooks outside of all modes
                 result = forward_of(self.kind)(*given, *args)
         return result if isinstance(result, tuple) else (result,)
+
+
+def _put_back(
+    given: Sequence[tuple[Tensor, Tensor]], own: Sequence[Tensor | None], _: Any
+) -> tuple[Tensor | None, ...] | None:
+    """Puts back what a backward method has written over its function's arguments. Another term of the loss may read
+    them later, and has a wrong gradient in the loop. The method may return this memory, so its gradients are copied."""
+    changed = [(a, was) for a, was in given if not same_bits(a.detach(), was)]
+    if not changed:
+        return None
+    own = tuple(None if g is None else g.clone() for g in own)
+    for a, was in changed:
+        a.data.copy_(was)  # torch takes no notice of it, as of what the method wrote
+    return own
 
 
 def _is_meant(own: Tensor | None, derived: Tensor | None) -> bool:

@@ -403,3 +403,30 @@ def test_casts_of_a_backward_method_are_widened(factor: float, monkeypatch: pyte
         optimizer.step()
     assert not seen.not_examined
     assert [defect.place for defect in seen.defects] == (["weight"] if factor != 1 else []), str(seen)
+
+
+class SquaredInPlace(torch.autograd.Function):
+    """Half a sum of squares, whose backward method writes the gradient over the argument."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.square().sum() / 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return x.data.mul_(grad)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_backward_method_that_writes_over_what_another_term_reads(reads):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        out = model(torch.randn(8, 4))
+        loss = out.square().sum() if reads else 0.0
+        (loss + 2 * SquaredInPlace.apply(out)).backward()  # twice the output lies there for the square
+        optimizer.step()
+    assert [defect.cause for defect in seen.defects] == ["loss"] * reads

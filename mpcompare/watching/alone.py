@@ -37,7 +37,7 @@ def copied(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Own:
+class Original:
     """An optimizer as it was when the look began."""
 
     kind: type[torch.optim.Optimizer]
@@ -46,7 +46,7 @@ class Own:
     state: Mapping[str, float | int]  # by kind a number of what it remembered of a parameter; empty if nothing
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer) -> "Own":
+    def of(cls, optimizer: torch.optim.Optimizer) -> "Original":
         without = {"param_groups", "state", "step", *HOOKS}  # a scheduler may have put another step on
         besides = {key: value for key, value in vars(optimizer).items() if key not in without}
         attributes = copied(besides)

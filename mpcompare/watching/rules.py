@@ -15,7 +15,7 @@ from mpcompare.tasks.any_optimizer import OwnReplay, fault_of
 from mpcompare.tasks.optimizers import OF_TORCH, Adam, AdamW, Coarse, Optimizer, Sgd, UpdateReplay
 from mpcompare.verdict.examine.numerics import norm_of
 from mpcompare.verdict.examine.seen import Remembered, Seen
-from mpcompare.watching.alone import Own
+from mpcompare.watching.alone import Original
 from mpcompare.watching.steps import Taken
 
 # The beginning of a name that says that an optimizer is Adam, AdamW or SGD, such as DeepSpeedCPUAdam. SignSGD, NAdam,
@@ -43,7 +43,7 @@ class Rule:
 
 
 def rules_of(
-    optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], state: Mapping[str, Any], own: Own | None = None
+    optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], state: Mapping[str, Any], own: Original | None = None
 ) -> list[Rule]:
     """Returns the rules that an optimizer may follow, the likeliest first; its own code is the last one.
 
@@ -70,7 +70,7 @@ def rules_of(
     if found and exact:
         return found
     kinds_of = {kind: v.dim() if isinstance(v, Tensor) else -1 for kind, v in state.items()}
-    make = partial((own or Own.of(optimizer)).alone, settings={**settings, "lr": 1e-3}, kinds=kinds_of)
+    make = partial((own or Original.of(optimizer)).alone, settings={**settings, "lr": 1e-3}, kinds=kinds_of)
     if not fault_of(make, 1e-3):
         found.append(Rule(name, None, make, kinds_of))
     return found

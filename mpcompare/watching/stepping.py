@@ -17,7 +17,7 @@ from mpcompare.verdict.examine.numerics import numbers, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.verdict.examine.unseen import Unseen
 from mpcompare.watching import scalers
-from mpcompare.watching.alone import Own, is_plain
+from mpcompare.watching.alone import Original, is_plain
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.events import Root
 from mpcompare.watching.guard import Guard
@@ -32,7 +32,7 @@ class Steps:
 
     def __init__(self, attached: Attached, sums: Sums, guard: Guard, done: Callable[[], None]) -> None:
         self.attached, self.sums, self.guard, self._done = attached, sums, guard, done
-        self.own = {name: Own.of(optimizer) for name, optimizer in attached.optimizers.items()}
+        self.own = {name: Original.of(optimizer) for name, optimizer in attached.optimizers.items()}
         self.taken: list[Taken] = []
         self.step: Taken | None = None  # the step that is under way
         self.scaler: Any = None  # the scaler that multiplied the loss, or that called ``step``

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from mpcompare.watching.alone import Own
+from mpcompare.watching.alone import Original
 from mpcompare.watching.rules import rules_of
 
 
@@ -33,7 +33,7 @@ def told():
 
 def test_its_constructor_and_what_it_has_besides_do_not_matter():
     optimizer = told()
-    own, (weight, grad) = Own.of(optimizer), torch.ones(2, 4).double()
+    own, (weight, grad) = Original.of(optimizer), torch.ones(2, 4).double()
     state = {"step": 3, "product": 0.125}
     (rule,) = rules_of(optimizer, {"lr": 0.5}, state, own)
     replay = rule.replay("fp32", ())

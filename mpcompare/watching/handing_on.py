@@ -147,7 +147,7 @@ def decay_of(step: Taken) -> float | None:
     nothing or something else."""
     by = step.scale if step.scaled else 1.0
     raw = {n: g.double() / by for n, g in step.raw.items() if n in step.given and step.dtypes[n] == "fp32"}
-    added = {n: step.given[n].double() - g for n, g in raw.items()}
+    added = {n: step.given[n].double() - g for n, g in raw.items() if g.shape == step.before[n].shape}
     names = [n for n, a in added.items() if bool(a.any())]
     square = sum(float(step.before[n].double().square().sum()) for n in names)
     if len(names) < 2 or not 0 < square < math.inf:

@@ -80,7 +80,7 @@ def _uphill(taken: Sequence[Taken]) -> Iterator[Defect]:
     for step in taken:
         for name, grad in step.given.items():
             remembered = [v for v in step.state[name].values() if isinstance(v, Tensor) and v.dim()]
-            if any(bool(v.any()) for v in remembered) or not _rate(step, name) > 0:
+            if any(bool(v.any()) for v in remembered) or not _rate(step, name) > 0 or name in step.row_by_row:
                 continue
             w, change = step.before[name].double(), step.after[name].double() - step.before[name].double()
             along = (change * grad)[(w * change >= 0) & (change != 0) & (grad != 0)]
@@ -119,7 +119,7 @@ def _rounded_away(look: Look, update: Updates, taken: Sequence[Taken]) -> Iterat
     """Yields weights in 16 bits that never move, though others of their group move so far that these should, too, if
     they were rounded by chance. A wider or signed tensor of their size may keep what is lost."""
     short = in_16_bits(look)
-    for seen, still in _unmoved(taken):
+    for seen, still in _unmoved(taken) if short else ():
         steps = [(t.after[n] - t.before[n]).double().abs().mean() for t in taken for n in seen if n not in still]
         far = float(torch.stack(steps).median()) if steps else 0.0
         lost = [

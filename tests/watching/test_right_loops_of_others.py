@@ -643,7 +643,8 @@ class Trusted(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
                 kept = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
-                kept.mul_(group["momentum"]).add_(p.grad * (p.norm() / (p.grad.norm() + 1e-6)))
+                norm = p.norm() if p.any() else 1.0  # else biases would stay 0
+                kept.mul_(group["momentum"]).add_(p.grad * (norm / (p.grad.norm() + 1e-6)))
                 p.add_(kept, alpha=-group["lr"])
 
 

@@ -130,6 +130,9 @@ def _unchecked(case: Case) -> list[str]:
     missing += [f"{what} ({why})" for what, why in hidden.items()]
     if overflowed := not_finite(run.last):
         missing.append(f"gradients after training that overflow ({listed(overflowed)})")
+    # An exponential that overflows there, or a root of 0. Which of them another right run has cannot be told.
+    if "sharp" in reference.replays and "first" in run.replays and not {"sharp"} & {*run.replays, *run.hidden}:
+        missing.append("layers at sharp weights, where gradients are inf or NaN")
     missing += [f"declared, and nothing shows it: {words}" for words in promises.unseen(case.run)]
     if promises.change_training(case.run):
         return [*missing, "training (it differs as declared)"]

@@ -18,7 +18,6 @@ from mpcompare.verdict.judge.layer_causes import explained
 from mpcompare.verdict.judge.layers import checks as layer_checks
 from mpcompare.verdict.judge.layers import doubt
 from mpcompare.verdict.judge.replayed import WHERE, said_of
-from mpcompare.verdict.judge.sharp import checks as sharp_checks
 from mpcompare.verdict.judge.sight import PLANTED, sight
 
 MLP = make_task(in_features=20, hidden=[64], out_features=5, batch_size=64, samples=64 * 4)
@@ -201,17 +200,6 @@ def test_other_whole_numbers_fail_unless_the_reference_has_them_too(amp):
     assert failed(other, with_first(amp, other_whole_numbers=["table"])) == [("", "forward pass")]
     unseen = replace(amp, findings=replace(amp.findings, replays={}))
     assert failed(other, unseen) == [("", "forward pass")]  # a buffer may be moved again in a checkpoint
-
-
-def test_a_step_at_sharp_weights_is_finite_where_the_references_is(amp):
-    def failed(**changes):
-        gone = {name: layers for name, layers in amp.findings.replays.items() if name != "sharp"}
-        run = replace(examined_of(amp), name="other", findings=replace(amp.findings, replays=gone, **changes))
-        return [check.cause for check in sharp_checks(Case(run, examined_of(amp))) if not check.passed]
-
-    assert failed() == ["overflow"]
-    assert failed(stopped={"sharp": "ValueError: not so"}) == []
-    assert failed(hidden={"sharp": "it draws other numbers"}) == []
 
 
 def test_a_gradient_that_is_missing_fails_in_its_layer_too(amp):

@@ -118,3 +118,7 @@ def test_under_adam_everything_is_checked():
     verdict = judge_run(scratch, amp)
     assert verdict.word == "same", verdict.because
     assert verdict.unchecked == []
+    without = {name: layers for name, layers in scratch.findings.replays.items() if name != "sharp"}
+    verdict = judge_run(replace(scratch, findings=replace(scratch.findings, replays=without)), amp)
+    assert (verdict.word, len(verdict.unchecked)) == ("same", 1)
+    assert verdict.unchecked[0].startswith("layers at sharp weights")

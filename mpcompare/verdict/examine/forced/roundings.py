@@ -209,8 +209,9 @@ class Roundings(TorchDispatchMode):
         the format holds are not rounded, and quantities are rounded as they are computed. A format that is not the
         precision's has no right errors. The error of several roundings grows with the root of their number."""
         with Unseen():
-            is_held = kind is not self.adds_in or torch.equal(value.to(kind).to(value.dtype), value)
-            if is_held or value in self.quantities:
+            if value in self.quantities or kind is not self.adds_in:
+                return value
+            if torch.equal(value.to(kind).to(value.dtype), value):
                 return value
             return self.round_(value.clone(), math.sqrt(roundings) * torch.finfo(kind).eps / 2)
 

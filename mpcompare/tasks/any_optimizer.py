@@ -8,7 +8,7 @@ Accuracy and Stability of Numerical Algorithms, 2002, section 1.5).
 
 import inspect
 import pydoc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -105,7 +105,11 @@ def fault_of(make: Maker, lr: float) -> str:
     w, *grads = torch.randn(3, 4, 6, generator=generator, dtype=torch.float64)
 
     def part(cut: Callable[[Tensor], Tensor]) -> Tensor:
-        return trained(make, cut(w), [cut(grad) for grad in grads], lr)
+        weight: Tensor = cut(w)
+        state: State = {}
+        for grad in grads:
+            weight, state = _updated(make, weight, cut(grad), state, lr)
+        return weight
 
     try:
         whole = part(lambda t: t)
@@ -125,14 +129,6 @@ def fault_of(make: Maker, lr: float) -> str:
     if not torch.allclose(whole, p.detach(), rtol=1e-9, atol=1e-12):
         return "it remembers something that is not in its state of a parameter, such as a count in its group"
     return ""
-
-
-def trained(make: Maker, weight: Tensor, grads: Sequence[Tensor], lr: float) -> Tensor:
-    """Returns a weight after an update for each gradient."""
-    state: State = {}
-    for grad in grads:
-        weight, state = _updated(make, weight, grad, state, lr)
-    return weight
 
 
 def _updated(make: Maker, weight: Tensor, grad: Tensor, state: State, lr: float) -> tuple[Tensor, State]:

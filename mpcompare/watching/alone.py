@@ -9,7 +9,6 @@ import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType
 from typing import Any, cast
 
 import torch
@@ -17,13 +16,15 @@ from torch import Tensor, nn
 
 from mpcompare.verdict.examine.widened import Widened
 
-PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type, FunctionType, BuiltinFunctionType)
+PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type)
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+OWN = {"param_groups", "state", "step", *HOOKS}  # a scheduler may have put another step on
 AS_PLAIN = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}
 
 
 def is_plain(value: Any) -> bool:
-    """Returns whether a value is made of numbers, words and functions, so that a copy of it shares nothing."""
+    """Returns whether a value is made of numbers and words, so that a copy of it shares nothing. A function may hold
+    something of the loop's, such as a counter."""
     if isinstance(value, Mapping):
         return all(is_plain(key) and is_plain(each) for key, each in value.items())
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -41,19 +42,15 @@ class Original:
     """An optimizer as it was when the look began."""
 
     kind: type[torch.optim.Optimizer]
-    attributes: Mapping[str, Any]  # what it has besides its groups and its state
-    left_out: list[str]  # those of them that are not plain
+    attributes: Mapping[str, Any]  # what is plain of all that it has besides its groups and its state
     state: Mapping[str, float | int]  # by kind a number of what it remembered of a parameter; empty if nothing
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> "Original":
-        without = {"param_groups", "state", "step", *HOOKS}  # a scheduler may have put another step on
-        besides = {key: value for key, value in vars(optimizer).items() if key not in without}
-        attributes = copied(besides)
-        first: Mapping[str, Any] = next((s for p, s in optimizer.state.items() if isinstance(p, Tensor) and s), {})
-        numbers = {k: v for k, v in first.items() if isinstance(v, (Tensor, int, float))}
-        mean = {k: v.detach().double().mean().item() if isinstance(v, Tensor) else v for k, v in numbers.items()}
-        return cls(type(optimizer), attributes, sorted(besides.keys() - attributes.keys()), mean)
+        attributes = copied({key: value for key, value in vars(optimizer).items() if key not in OWN})
+        states = (s for p, s in optimizer.state.items() if isinstance(p, Tensor) and isinstance(s, Mapping) and len(s))
+        first: Mapping[str, Any] = next(states, {})
+        return cls(type(optimizer), attributes, {kind: _mean(v) for kind, v in first.items() if _is_number(v)})
 
     def alone(self, p: nn.Parameter, settings: Mapping[str, Any], kinds: Mapping[str, int]) -> torch.optim.Optimizer:
         """Returns the optimizer with one parameter.
@@ -78,6 +75,28 @@ class Original:
 
         made.step = widened
         return cast(torch.optim.Optimizer, made)
+
+
+def left_out(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Returns the attributes of an optimizer that no copy has, such as masters that its first step made."""
+    slots = {name: getattr(optimizer, name, None) for each in type(optimizer).__mro__ for name in _slots(each)}
+    return [key for key, value in {**slots, **vars(optimizer)}.items() if key not in OWN and not is_plain(value)]
+
+
+def _slots(kind: type) -> list[str]:
+    names = vars(kind).get("__slots__", ())
+    return [name for name in ([names] if isinstance(names, str) else names) if not name.startswith("__")]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (
+        type(value) is Tensor and value.device.type != "meta" and bool(value.numel())
+    )
+
+
+def _mean(value: Any) -> float | int:
+    """Returns the mean of the first numbers of what an optimizer remembers."""
+    return value.detach().flatten()[:64].double().mean().item() if isinstance(value, Tensor) else value
 
 
 def _like(p: Tensor, value: float, dims: int) -> Any:

@@ -279,10 +279,10 @@ def of_idle(look: Look) -> Iterator[Defect]:
         own = [step for step in steps if step.optimizer == name]
         norms = [math.hypot(*step.norms.values()) for step in own]
         of_it = f"the optimizer {name}" if len(look.attached.optimizers) > 1 else "the optimizer"
-        if made := [norm for norm in norms if math.isfinite(norm) and norm > 0]:
+        made = [norm for norm in norms if math.isfinite(norm) and norm > 0]
+        if made and len(own) > 1:  # a loop may leave out one update on purpose
             because = f"backward makes gradients of norm {made[0]:.4g}, and they are cleared before the step: "
-            count = f"{len(own)} steps" if len(own) > 1 else "1 step"
-            yield Defect("gradient missing", "", because + f"{of_it} gets none in {count}")
+            yield Defect("gradient missing", "", because + f"{of_it} gets none in {len(own)} steps")
         elif look.sums.backwards and not active and not look.attached.strangers and frozen.issuperset(own[-1].settings):
             yield Defect("gradient missing", "", f"{of_it} moves nothing: all of its parameters are frozen")
 

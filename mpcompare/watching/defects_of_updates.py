@@ -16,6 +16,7 @@ from mpcompare.verdict.findings import Recipe
 from mpcompare.verdict.judge import optimizer as of_optimizer
 from mpcompare.verdict.judge.check import listed
 from mpcompare.verdict.judge.drive import UpdateError
+from mpcompare.watching.alone import left_out
 from mpcompare.watching.examining import Updates
 from mpcompare.watching.judged import Defect, as_examined, failed
 from mpcompare.watching.looking import Look
@@ -67,7 +68,7 @@ def _rule(look: Look, name: str, update: Updates) -> Iterator[Defect]:
 
 def _lost(look: Look, optimizer: str, update: Updates) -> Iterator[Defect]:
     """Yields the roles of tensors that are kept in 16 bits and do not train: their updates are rounded away."""
-    short = in_16_bits(look)
+    short = set() if left_out(look.attached.optimizers[optimizer]) else in_16_bits(look)  # it may have masters
     errors = [(n, e) for each in update.drive.updates for n, e in each.items() if n in short]
     if _at_random([e for _, e in errors], any(t.drew for t in look.taken if t.optimizer == optimizer)):
         return

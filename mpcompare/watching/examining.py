@@ -128,7 +128,7 @@ def compared(look: Look, name: str, precision: str) -> Updates:
             try:
                 state = step.state[names[0]] or step.state_after[names[0]]
                 rules = rules_of(optimizer, step.settings[names[0]], state, look.steps.own[name])
-                tried = [(rule, *errors_of(rule, step, names, short)) for rule in rules]
+                tried = [(rule, *_errors(rule, step, names, short)) for rule in rules]
             except Exception as error:  # whatever somebody's own optimizer does with one tensor
                 unknown.update(dict.fromkeys(names, f"their replay stopped with {first_line(error)}"))
                 continue
@@ -185,7 +185,7 @@ def _groups(step: Taken) -> list[list[str]]:
     return list(groups.values())
 
 
-def errors_of(
+def _errors(
     rule: Rule, step: Taken, names: Sequence[str], short: torch.dtype
 ) -> tuple[dict[str, UpdateError], Moments]:
     """Returns how far the updates of some parameters are from a rule, and so are the moments after these updates."""

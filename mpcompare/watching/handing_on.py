@@ -150,7 +150,7 @@ def decay_of(step: Taken) -> float | None:
     added = {n: step.given[n].double() - g for n, g in raw.items() if g.shape == step.before[n].shape}
     names = [n for n, a in added.items() if bool(a.any())]
     square = sum(float(step.before[n].double().square().sum()) for n in names)
-    if len(names) < 2 or not 0 < square < math.inf:
+    if len(names) < 2 or not 0 < square < math.inf or step.clip is not None:
         return None
     c = sum(float((added[n] * step.before[n]).sum()) for n in names) / square
     for n in names:

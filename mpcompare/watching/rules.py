@@ -18,10 +18,10 @@ from mpcompare.verdict.examine.seen import Remembered, Seen
 from mpcompare.watching.alone import Original
 from mpcompare.watching.steps import Taken
 
-# The beginning of a name that says that an optimizer is Adam, AdamW or SGD, such as DeepSpeedCPUAdam. SignSGD, NAdam,
-# AdamP, AdamMini and SGDScheduleFree say more.
+# A name that says that an optimizer is Adam, AdamW or SGD, such as DeepSpeedCPUAdam. SignSGD, NAdam, AdamP, AdamMini
+# and SGDScheduleFree say more.
 PREFIXES = "Fused|Deep|Speed|CPU|Paged|Hybrid|Distributed|Own|My|Custom|Torch"
-BY_NAME = re.compile(rf"_*(?:{PREFIXES})*(?:SGD(?![A-Z])|AdamW?(?![A-Z]([A-Z]|\d|$)|_?[Mm]ini|Bound|Schedule))")
+BY_NAME = re.compile(rf"_*(?:{PREFIXES})*(?:SGD|AdamW?)(?:_?(?:\d+bit|Fp8|Legacy|Optimizer|Fused|CPU))*\d*(?:Of\w+)?")
 COARSE = {"bf16": 2.0**16, "fp16": 2.0**13}  # unit roundoffs over fp32's
 
 
@@ -96,7 +96,7 @@ def is_by_name(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) ->
     if isinstance(optimizer, tuple(OF_TORCH)):
         return True
     others = [key for key, value in settings.items() if value is True and key not in KNOWN]
-    return bool(BY_NAME.match(type(optimizer).__name__)) and not others
+    return bool(BY_NAME.fullmatch(type(optimizer).__name__)) and not others
 
 
 def is_adamw(optimizer: torch.optim.Optimizer) -> bool:

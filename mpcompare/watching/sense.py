@@ -1,5 +1,4 @@
-"""What every optimizer must do, whatever its rule is: go downhill, move what has a gradient, decay what it says that it
-decays, and use the rate of each group.
+"""What every optimizer must do, whatever its rule is: go downhill, and move what has a gradient.
 
 Each is said only where no right optimizer is known to do so. An optimizer that has more than its groups, its state and
 plain values, such as masters of its own or another optimizer, is not accused.
@@ -7,27 +6,27 @@ plain values, such as masters of its own or another optimizer, is not accused.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpcompare.dtypes import HALF
-from mpcompare.tasks.any_optimizer import trained
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.check import listed
+from mpcompare.watching.alone import left_out
 from mpcompare.watching.defects_of_updates import MOMENTS, in_16_bits
-from mpcompare.watching.examining import Updates, errors_of
+from mpcompare.watching.examining import Updates
 from mpcompare.watching.handing_on import decay_of
 from mpcompare.watching.judged import Defect
 from mpcompare.watching.looking import Look
-from mpcompare.watching.rules import rules_of
-from mpcompare.watching.steps import Taken, in_turn, moved
+from mpcompare.watching.steps import Taken
 
-UPWARDS = re.compile("maxim|ascen|negat|advers|flip|revers", re.IGNORECASE)  # names of settings that mean uphill
-SPARSE = re.compile("l1|lambda|lasso|prox|ftrl|spars|mask|soft", re.IGNORECASE)  # and of those that leave weights at 0
+# Words in the names of optimizers and of their settings that may mean uphill, and those that may leave weights at 0.
+UPWARDS = re.compile(
+    "maxim|ascen|negat|advers|flip|revers|pgd|fgsm|attack|perturb|dual|lagrang|multipl|climb|reward", re.IGNORECASE
+)
+AT_ZERO = re.compile("l1|lambda|lasso|prox|ftrl|spars|mask|soft|bias|free|skip|only|exp|multipl|mirror", re.IGNORECASE)
 MANY = 32  # elements: so few may agree by chance
 MOST = 0.99  # a share of elements
 FEWEST = 3  # updates in which nothing moved
@@ -35,21 +34,18 @@ FEWEST = 3  # updates in which nothing moved
 
 def of_sense(look: Look, name: str, update: Updates) -> Iterator[Defect]:
     """Yields what makes no sense in the updates of one optimizer."""
-    optimizer, own = look.attached.optimizers[name], look.steps.own[name]
+    optimizer = look.attached.optimizers[name]
     taken = [t for t in look.taken if t.optimizer == name and t.given and t.finite and not t.skipped]
-    if not taken or own.left_out or any(t.closures or t.in_backward for t in taken):
+    if not taken or left_out(optimizer) or any(t.closures or t.in_backward for t in taken):
         return
-    settings = {**own.attributes, **taken[0].settings[next(iter(taken[0].settings))]}
-    words = [type(optimizer).__name__, *(key for key, v in settings.items() if v is not None and v is not False)]
+    settings = {**vars(optimizer), **taken[0].settings[next(iter(taken[0].settings))]}
+    words = [name, type(optimizer).__name__, *settings]
     if not _is_torchs(optimizer):
-        if not any(map(UPWARDS.search, words)):
+        is_on = [word for word in words if settings.get(word, True) not in (None, False)]
+        if not any(map(UPWARDS.search, is_on)):
             yield from _uphill(taken)
-        if not any(map(SPARSE.search, words)):
+        if not any(map(AT_ZERO.search, words)):
             yield from _left_at_zero(taken)
-        with suppress(Exception):  # whatever somebody's own optimizer does with one tensor
-            yield from _undecayed(look, name, update, taken)
-    with suppress(Exception):
-        yield from _rates(look, name, update, taken)
     yield from _rounded_away(look, update, taken)
     yield from _grown(optimizer, taken)
 
@@ -144,51 +140,3 @@ def _may_keep(state: Mapping[str, Any], w: Tensor) -> bool:
 def _gap(w: Tensor) -> Tensor:
     """Returns the distance of each number to the next larger one of its format."""
     return (torch.nextafter(w.abs(), torch.full_like(w, torch.inf)) - w.abs()).double()
-
-
-def _undecayed(look: Look, name: str, update: Updates, taken: Sequence[Taken]) -> Iterator[Defect]:
-    """Yields a decay in the settings that no update makes: the optimizer's own code, which makes all updates, does the
-    same from any other weights. The loop may also decay them by hand."""
-    step, kind = taken[0], type(look.attached.optimizers[name]).__name__
-    by_hand = {n for _, a, b in in_turn(taken) for n in moved(a.after, b.before)}
-    by_hand |= {n for t in taken for n in moved(t.raw, t.given)}
-    decayed = [n for n in step.given if step.settings[n].get("weight_decay") and look.params[n].dim() > 1]
-    if not decayed or update.unknown or by_hand or set(update.rules.values()) != {kind}:
-        return
-    for n in decayed:
-        rules = rules_of(look.attached.optimizers[name], step.settings[n], step.state_after[n], look.steps.own[name])
-        w = torch.linspace(-1.0, 2.0, 12, dtype=torch.float64).view(3, 4, *[1] * (look.params[n].dim() - 2))
-        grads = [w.flip(0), w.flip(1), w.sin()]
-        ways = [trained(rules[-1].make, start, grads, 1e-3) - start for start in (w, 3 - 100 * w)] if rules else []
-        if not ways or float((ways[0] - ways[1]).abs().max()) > 1e-9:
-            return
-    decay = float(step.settings[decayed[0]]["weight_decay"])
-    because = f"{kind} has a weight_decay of {decay:g} for {listed(decayed)}, and its updates do not depend on the "
-    yield Defect("weight decay", decayed[0], because + "weights")
-
-
-def _rates(look: Look, name: str, update: Updates, taken: Sequence[Taken]) -> Iterator[Defect]:
-    """Yields updates that the optimizer's own code makes of a parameter alone with the rate of another group."""
-    unknown = [n for n in update.unknown if n in taken[0].given]
-    rates = {_rate(taken[0], n) for n in taken[0].settings}
-    for rate in rates if unknown and len(rates) > 1 else ():
-        names = [n for n in unknown if _rate(taken[0], n) != rate]
-        wrong = [n for n in names if all(_is_with(look, name, step, n, rate) for step in taken[:FEWEST])]
-        if wrong:
-            because = f"the updates of {listed(wrong)} are made with {rate:g}, the learning rate of another group, and "
-            yield Defect("parameter groups", wrong[0], because + f"not with {_rate(taken[0], wrong[0]):g}")
-            return
-
-
-def _is_with(look: Look, optimizer: str, step: Taken, name: str, rate: float) -> bool:
-    """Returns whether an optimizer's own code makes an update with a rate."""
-    rules = rules_of(
-        look.attached.optimizers[optimizer],
-        step.settings[name],
-        step.state[name] or step.state_after[name],
-        look.steps.own[optimizer],
-    )
-    other = replace(step, settings={name: {**step.settings[name], "lr": rate}})
-    known = [rule for rule in rules if rule.known is None]
-    errors = [errors_of(rule, other, [name], torch.bfloat16)[0] for rule in known]
-    return any(e[name].excess <= 1 for e in errors)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from mpcompare.watching.alone import Original
+from mpcompare.watching.alone import Original, left_out
 from mpcompare.watching.rules import rules_of
 
 
@@ -51,6 +51,22 @@ def test_a_state_that_the_constructor_makes_is_there():
     (rule,) = rules_of(optimizer, group, optimizer.state[p])
     made = rule.make(other := nn.Parameter(torch.ones(2)))
     assert made.state[other]["sum"].tolist() == [0.5, 0.5]
+
+
+def test_the_copy_calls_no_function_that_the_loop_gave():
+    """It may hold something of the loop's, such as a counter."""
+    optimizer, calls = told(), []
+    optimizer.power = lambda: calls.append(1) or 2.0
+    assert "power" not in Original.of(optimizer).attributes
+    assert "power" in left_out(optimizer)
+    assert all(rule.make is None for rule in rules_of(optimizer, {"lr": 0.5}, {}))
+    assert calls == []
+
+
+def test_a_state_that_is_no_mapping_is_none_of_ours():
+    optimizer = torch.optim.SGD([p := nn.Parameter(torch.ones(3))], lr=0.1)
+    optimizer.state[p] = torch.ones(3)
+    assert Original.of(optimizer).state == {}
 
 
 def test_an_optimizer_that_frees_something_at_its_end_is_not_copied():

@@ -10,15 +10,16 @@ import mpcompare
 class Own(torch.optim.Optimizer):
     """An optimizer of a user's own. ``moves`` makes the step of one parameter."""
 
-    def __init__(self, groups, moves, **settings):
+    moves = None
+
+    def __init__(self, groups, **settings):
         super().__init__(groups, {"lr": 0.125, **settings})
-        self.moves, self.rates = moves, []
 
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
-                self.moves(self, p, group)
+                self.moves(p, group)
 
 
 def downhill(own, p, group):
@@ -37,24 +38,12 @@ def by_norm_or_1(own, p, group):
     p.sub_(group["lr"] * (p.norm() if p.any() else 1.0) * p.grad / p.grad.norm())
 
 
-def decays(own, p, group):
-    p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * p.grad.sign())
-
-
-def signs(own, p, group):
-    p.sub_(group["lr"] * p.grad.sign())
-
-
-def first_rate(own, p, group):
-    own.rates.append(group["lr"])
-    p.sub_(own.rates[0] * p.grad)
-
-
-def said(moves, model=None, groups=None, dtype=torch.float32, **settings):
-    """Returns the defects of a watched loop."""
+def said(moves, model=None, dtype=torch.float32, besides=None, **settings):
+    """Returns the defects of a watched loop; ``besides`` is what its optimizer has besides groups and state."""
     torch.manual_seed(0)
     model = (model or nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))).to(dtype)
-    optimizer = Own(groups(model) if groups else model.parameters(), moves, **settings)
+    optimizer = type("Own", (Own,), {"moves": moves})(model.parameters(), **settings)
+    optimizer.besides = besides
     with mpcompare.watch(model, optimizer, steps=3) as seen:
         for _ in range(3):
             optimizer.zero_grad()
@@ -68,8 +57,9 @@ def test_an_optimizer_goes_downhill():
     assert said(downhill) == []
 
 
-def test_an_optimizer_may_maximize():
+def test_an_optimizer_may_maximize_or_have_more_than_is_known():
     assert said(uphill, maximize=True) == []
+    assert said(uphill, besides=nn.Linear(1, 1)) == []
     assert said(uphill, lr=-0.125) == []
 
 
@@ -83,21 +73,7 @@ def test_what_has_a_gradient_moves():
     assert said(trusts, without_bias()) == [("update left out", "0.bias")]
     assert said(by_norm_or_1, without_bias()) == []
     assert said(trusts, without_bias(), prox=1.0) == []
-
-
-def test_a_decay_that_is_set_is_made():
-    assert said(signs, weight_decay=0.1) == [("weight decay", "0.weight")]
-    assert said(decays, weight_decay=0.1) == []
-    assert said(signs, weight_decay=0.0) == []
-
-
-def two_groups(model):
-    return [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.5}]
-
-
-def test_a_group_has_its_own_rate():
-    assert said(first_rate, groups=two_groups) == [("parameter groups", "2.weight")]
-    assert said(downhill, groups=two_groups) == []
+    assert said(trusts, without_bias(), update_bias=False) == []
 
 
 def test_weights_in_16_bits_move_if_others_do():
@@ -113,6 +89,19 @@ def test_weights_in_16_bits_move_if_others_do():
         p.sub_(2.0**-10 * torch.sign(p.grad) * (p.grad.norm() > 0) + 0 * p.sum())
 
     assert said(by_norm, Scaled(), dtype=torch.bfloat16) == [("no master weights", "scale")]
+
+
+def test_a_clip_of_a_loss_of_the_weights_alone_is_no_decay():
+    """Its gradients are parallel to the weights."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        loss = sum(p.square().sum() for p in model.parameters()) + 0 * model(torch.randn(8, 4)).sum()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    assert seen.defects == []
+    assert "decay_in_gradients" not in seen.facts
 
 
 @pytest.mark.parametrize(("decay", "maximize"), [(-0.5, False), (0.5, False), (-0.5, True), (0.0, False)])

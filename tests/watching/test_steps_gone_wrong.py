@@ -278,6 +278,12 @@ def test_gradients_that_are_cleared_before_each_step(times):
     )
 
 
+def test_a_look_of_one_update_may_meet_the_one_that_is_left_out():
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert idle(model, optimizer, lambda step: optimizer.zero_grad(), updates=1).defects == []
+
+
 def test_an_optimizer_of_frozen_parameters_alone():
     model = two_layers()
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)

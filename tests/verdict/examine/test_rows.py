@@ -8,6 +8,7 @@ import torch
 from support.judging import compared_with_amp
 from support.marks import slow_rows
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 from mpcompare.backends.amp import Amp
 from mpcompare.tasks.batch import Tree
@@ -63,6 +64,18 @@ def test_other_whole_numbers_are_seen_in_any_order():
     assert not others(ids.float() + 1)  # real numbers are compared elsewhere
     assert others(ids.bfloat16().long())
     assert others(ids + (ids > 310).long())
+
+
+def test_tensors_of_whole_numbers_may_be_given_in_another_order_and_by_name():
+    ids, kinds = torch.arange(300, 324).view(6, 4), torch.arange(24).view(6, 4) % 2
+    mask = torch.ones_like(ids)
+    batches = [(Tree({"mask": mask, "kinds": kinds, "ids": ids}), Y)]
+    for given in ((ids, mask, kinds), (ids, kinds), (kinds, ids.float(), mask)):  # no mask, or real ids
+        assert not has_other_whole_numbers(calls(given), batches)
+    assert has_other_whole_numbers(calls((ids, kinds, kinds)), batches)
+    assert not as_given(calls((ids, mask, kinds)), batches)
+    inputs, nest = tree_flatten(((), {"ids": ids, "mask": mask, "kinds": kinds}))
+    assert as_given([Call(inputs, arguments=nest)], batches)
 
 
 def test_rows_of_other_numbers_are_in_order_where_each_is_nearest_to_its_own():

@@ -4,14 +4,16 @@ A backend may take the rows in another order, or in parts. The loss is still the
 replayed with the targets of the rows. A backend may also multiply the loss by a factor that it does not tell.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_unflatten
 
 from mpcompare.contract import Batches
-from mpcompare.tasks.batch import Batch, tensors_of
+from mpcompare.tasks.batch import Batch, Tree, tensors_of
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.numerics import numbers
 
@@ -31,18 +33,17 @@ def as_given(calls: Sequence[Call], batches: Batches, storage: torch.dtype) -> b
 
 
 def has_other_whole_numbers(calls: Sequence[Call], batches: Batches) -> bool:
-    """Returns whether the network was given other whole numbers than the batches have, such as other words. Their order
-    does not count, because a backend may reorder rows. Where it was given more or fewer, as without padding, nobody can
-    tell."""
-    given = zip(*(given_for(call, batches[0][0]) for call in calls), strict=False)
-    own = zip(*(tensors_of(x) for x, _ in batches), strict=True)
-    for tensors in zip(given, own, strict=False):
-        if any(is_real(t) or t.is_complex() for some in tensors for t in some):
-            continue
-        theirs, ours = (torch.cat([t.flatten().long() for t in some]).sort().values for some in tensors)
-        if theirs.shape == ours.shape and not torch.equal(theirs, ours):
-            return True
-    return False
+    """Returns whether the network was given other whole numbers than the batches have, such as other words. The order
+    of rows and of tensors does not count: a backend may change both. Where the network was given more or fewer numbers,
+    as without padding, or fewer tensors, as without a mask, nobody can tell."""
+    given, own = (
+        [torch.cat([t.flatten().long() for t in some]).sort().values for some in zip(*map(_whole, parts), strict=False)]
+        for parts in ([call.inputs for call in calls], [tensors_of(x) for x, _ in batches])
+    )
+    if len(given) < len(own):
+        return False
+    alike = [[theirs for theirs in given if theirs.shape == ours.shape] for ours in own]
+    return any(some and not any(map(ours.equal, some)) for ours, some in zip(own, alike, strict=True))
 
 
 def rows_of(calls: Sequence[Call], batches: Batches, storage: torch.dtype) -> list[Tensor] | None:
@@ -91,8 +92,17 @@ def factor_of(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None],
 
 
 def given_for(call: Call, x: Batch) -> list[Tensor]:
-    """Returns the tensors that a call was given for the inputs ``x``, which come first."""
+    """Returns the tensors that a call was given for the inputs ``x``: those with their names, or else the first."""
+    if isinstance(x, Tree) and isinstance(x.value, dict) and call.arguments is not None:
+        named = tree_unflatten(call.inputs, call.arguments)[1]
+        if x.value.keys() <= named.keys():
+            return tensors_of(Tree({name: named[name] for name in x.value}))
     return [v for v in call.inputs if isinstance(v, Tensor)][: len(tensors_of(x))]
+
+
+def _whole(values: Iterable[Any]) -> list[Tensor]:
+    """Returns the tensors of whole numbers."""
+    return [v for v in values if isinstance(v, Tensor) and not (is_real(v) or v.is_complex())]
 
 
 def _in_rows(parts: Sequence[Sequence[Tensor]]) -> Tensor:

@@ -71,6 +71,8 @@ class Layers(Gradients):
     # the buffers that have other whole numbers than in the replay; an empty name where the network was given other ones
     # than the batch has, such as other words
     other_whole_numbers: list[str] = field(default_factory=list)
+    # the buffers that calls of the network have written that are no part of the step
+    aside: list[str] = field(default_factory=list)
     # whether the loss was replayed, too; it is not where nobody can tell which rows the network was called with, and
     # then the replay does not check the loss
     loss_is_replayed: bool = True

@@ -48,8 +48,10 @@ class Counting(nn.Module):
         self.first, self.norm, self.last = nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
         self.register_buffer("table", torch.arange(8))
         self.register_buffer("above", torch.zeros(8, dtype=torch.int64))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x):
+        self.calls += 1
         x = self.norm(self.first(x.flatten(1)))
         self.above += (x > 0).sum(0)
         return self.last(x)
@@ -63,7 +65,30 @@ class CountsTwice(Amp):
         return loss
 
 
-@pytest.mark.parametrize(("backend", "wrong"), [(Amp, set()), (CountsTwice, {"table", "norm.num_batches_tracked"})])
+class Looks(CountsTwice):
+    """Calls the network once more without gradients."""
+
+    without = torch.no_grad
+
+    def forward(self, x, y):
+        loss = super().forward(x, y)
+        self.model.eval()
+        with self.without():
+            self.model(x)
+        self.model.train()
+        return loss
+
+
+class LooksInInferenceMode(Looks):
+    without = torch.inference_mode
+
+
+WRONG = {"table", "norm.num_batches_tracked"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "wrong"), [(Amp, set()), (CountsTwice, WRONG), (Looks, WRONG), (LooksInInferenceMode, WRONG)]
+)
 def test_whole_numbers_of_buffers_are_those_of_the_replay(backend, wrong):
     network = Network("counting", "here", Counting, lambda samples: images(4, 1, samples), ())
     found = layers_of_first_step(subject_of(network, "bf16", backend))

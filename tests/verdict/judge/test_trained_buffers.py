@@ -66,6 +66,12 @@ def test_a_count_is_compared_exactly(amp):
     assert "what it was at first" in verdict(amp, buffers=still)[0].because
 
 
+def test_a_count_is_not_compared_that_moves_aside_from_the_steps(amp):
+    replays = {name: replace(each, aside=[COUNT]) for name, each in amp.findings.replays.items()}
+    judged, failed = verdict(amp, buffers=changed(amp, COUNT, whole="8"), replays=replays)
+    assert (judged.word, failed) == ("same", [])
+
+
 def test_whole_numbers_that_the_run_alone_moves_are_wrong(amp):
     table = replace(amp.findings.buffers[COUNT], whole="7")
     judged, failed = verdict(amp, buffers={**amp.findings.buffers, "table": table})

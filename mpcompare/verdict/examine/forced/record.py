@@ -147,6 +147,8 @@ class Record:
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
     drawn: Drawn = field(default_factory=dict)  # the random numbers that the step drew
     narrow: dict[Line, Narrow] = field(default_factory=dict)  # by line of code the constants of 16 bits
+    # the buffers that were written in calls of the network that are no part of the step, such as a count of calls
+    aside: set[str] = field(default_factory=set)
     hidden: str = ""  # why the calls cannot be replayed; empty where they can
 
 

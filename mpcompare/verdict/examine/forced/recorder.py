@@ -66,6 +66,7 @@ class Recorder(Arrivals):
         self.makers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._counts: Counter[str] = Counter()  # by module the number of its calls within the call of the network
         self.before: dict[str, int] = {}  # by layer the number of its calls before the call of the network
+        self.buffers: list[tuple[str, Tensor, int]] = []  # the buffers then, and how often each had been written to
         self._on: HooksOn = {}
         self._repeats: set[int] = set()  # the numbers of the backward passes that repeat calls
         self.open: list[Call | None] = []  # the modules that are being called; None: a module that has called another
@@ -95,7 +96,9 @@ class Recorder(Arrivals):
         if is_transformed():
             self.record.hidden = self.record.hidden or f"{name or 'the network'} is called by a function of torch.func"
             return
-        whole = self._is_whole(name)
+        if whole := self._is_whole(name):
+            buffers = self.network.named_buffers()
+            self.buffers = [(each, b, -1 if b.is_inference() else b._version) for each, b in buffers]
         if self.open:
             self._give_to_network(self.open[-1])
             self.open[-1] = None
@@ -120,6 +123,7 @@ class Recorder(Arrivals):
 
     def returned(self, name: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
         if torch.is_inference_mode_enabled() or is_transformed():
+            self._note_aside(name)
             return result
         call, first = self.open.pop(), not in_backward()
         is_other = first and name in self.others
@@ -144,9 +148,20 @@ class Recorder(Arrivals):
         if self._is_whole(name):
             result = self._keep(OUTPUT, self.whole.pop(), result)
             if not any(map(is_tracked, leaves_of(result))):  # a look at the network, and no part of the step
+                self._note_aside(name)
                 for each, calls in self.record.calls.items():
                     del calls[self.before.get(each, 0) :]
         return result
+
+    def _note_aside(self, name: str) -> None:
+        """Notes which buffers a call of the network has written that is no part of the step. A replay has no such
+        call."""
+        if self._is_whole(name):
+            now = dict(self.network.named_buffers())
+            same = {
+                n for n, b, writes in self.buffers if now.get(n) is b and not b.is_inference() and b._version == writes
+            }
+            self.record.aside |= now.keys() - same
 
     def _note_makers(self, name: str, result: Any) -> None:
         """Notes which module returned a tensor. A module may return an object that holds what another one has made."""

@@ -115,6 +115,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         loss_noise=max(errors.loss_noise, noise),
         places=worst_calls(found),
         other_whole_numbers=list(errors.whole),
+        aside=sorted(recorded.record.aside),
         rounding={name: _of_gradient(errors, replay, precision.unit_roundoff, name) for name in replay.sums.sources},
         digits=digits,
     )
@@ -151,7 +152,8 @@ def _run(replay: Replay, arithmetic: InFloat64) -> float | None:
     if missed := replay.not_called():
         raise NotReplayedError(f"{missed[0]} is not called when the network is called again: it draws other numbers")
     shown = replay.step.buffers
-    pairs = ((name, b, shown[name]) for name, b in whole_numbers(replay) if name in shown)
+    judged = shown.keys() - replay.record.aside
+    pairs = ((name, b, shown[name]) for name, b in whole_numbers(replay) if name in judged)
     arithmetic.errors.whole = {n: b for n, b, seen in pairs if seen.shape == b.shape and bool((seen != b).any())}
     for name, b in statistics(replay):
         if (seen := replay.step.buffers.get(name)) is not None:

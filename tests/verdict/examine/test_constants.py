@@ -11,7 +11,6 @@ from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.examine.forced.random_numbers import Noted
-from mpcompare.verdict.examine.forced.roundings import Roundings
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.layers import checks as layer_checks
 
@@ -147,8 +146,25 @@ def test_looking_for_positions_in_16_bits_asks_for_no_16_bits():
     assert (replay.formats, replay.constants) == ({}, [])
 
 
-@pytest.mark.parametrize(("precision", "rounds"), [("bf16", True), ("fp16", False), ("fp32", False)])
-def test_constants_in_a_format_that_is_not_the_precisions_have_no_right_errors(precision, rounds):
-    value = torch.linspace(0.3, 7, 24).cos()
-    moved = Roundings(PRECISIONS[precision]).cast(value, torch.bfloat16)
-    assert torch.equal(moved, value) is not rounds
+class Angles(nn.Module):
+    """Multiplies by cosines in a format."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.first, self.last = kind, nn.Linear(784, 24), nn.Linear(24, 10)
+
+    def forward(self, x):
+        return self.last(self.first(x.flatten(1)) * torch.linspace(0.3, 7, 24).cos().to(self.kind))
+
+
+class InBf16(Fp32):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.model.kind = torch.bfloat16
+
+
+@pytest.mark.parametrize(("kind", "far"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_constants_in_another_format_are_right_where_the_network_itself_asks_for_it(kind, far):
+    network = Network("angles", "torch", lambda: Angles(kind), lambda samples: images(28, 1, samples))
+    run = layers_of(subject_of(network, "fp32", InBf16), "fp32")
+    assert (run.findings.replays["first"].places["input last"].far > 100) is far

@@ -206,12 +206,10 @@ class Roundings(TorchDispatchMode):
 
     def cast(self, value: Tensor, kind: torch.dtype, roundings: int = 1) -> Tensor:
         """Returns constants that a network has in a format of 16 bits, such as keys that go into a queue. Numbers that
-        the format holds are not rounded, and quantities are rounded as they are computed. A format that is not the
-        precision's has no right errors. The error of several roundings grows with the root of their number."""
+        the format holds are not rounded, and quantities are rounded as they are computed. The error of several
+        roundings grows with the root of their number."""
         with Unseen():
-            if value in self.quantities or kind is not self.adds_in:
-                return value
-            if torch.equal(value.to(kind).to(value.dtype), value):
+            if value in self.quantities or torch.equal(value.to(kind).to(value.dtype), value):
                 return value
             return self.round_(value.clone(), math.sqrt(roundings) * torch.finfo(kind).eps / 2)
 

@@ -126,7 +126,9 @@ class Weights(TorchFunctionMode):
         if any(id(v) in self.names for v in values_of(args, kwargs)):
             is_cast = self.autocast and func in PRODUCTS
             args, kwargs = tree_map_only(nn.Parameter, self.copied if is_cast else self.taken, (args, kwargs))
-        if self.narrow and are_met(args, kwargs) and (narrow := self.narrow.get(line_of_the_network())) is not None:
+        narrow = self.narrow.get(line_of_the_network()) if self.narrow and are_met(args, kwargs) else None
+        # The other format of 16 bits has no right errors, unless the network itself asks for it, as below.
+        if narrow is not None and narrow.kind is self.arithmetic.storage:
             args, kwargs = with_constants(func, (args, kwargs), narrow, self.arithmetic.cast)
         if self._halves and func in PRODUCTS and (half := self._halves.get(line_of_the_network())) is not None:
             args, kwargs = as_operands((args, kwargs), half)

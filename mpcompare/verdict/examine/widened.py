@@ -16,11 +16,6 @@ WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat
 WIDE |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "linear", "einsum"}
 CASTS = {Tensor.float: torch.float32, Tensor.half: torch.float16, Tensor.bfloat16: torch.bfloat16}
-# Functions that make fp32 numbers from no tensor. A function that writes into such a number takes only numbers of fp32.
-MAKERS = {
-    torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.arange, torch.linspace, torch.logspace,
-    torch.tensor,
-}  # fmt: skip
 
 
 def grouped_product(
@@ -111,9 +106,11 @@ def _widely(func: Any, args: Any, kwargs: Any, dtype: torch.dtype, stored: torch
     args = tuple(wide.get(a, a) if isinstance(a, torch.dtype) else a for a in args)
     if kwargs.get("dtype") in wide:
         kwargs = {**kwargs, "dtype": wide[kwargs["dtype"]]}
-    result = func(*args, **kwargs)
+    result, given = func(*args, **kwargs), values_of(args, kwargs)
     kind = getattr(result, "dtype", None)
-    return result.to(dtype) if kind in HALF or (func in MAKERS and kind is torch.float32) else result
+    # Torch makes fp32 numbers from none, and from whole numbers. A function takes no others with such numbers.
+    is_made = kind is torch.float32 and not any(isinstance(v, Tensor) and v.is_floating_point() for v in given)
+    return result.to(dtype) if kind in HALF or is_made else result
 
 
 def asked_of(func: Any, args: Any, kwargs: Any) -> set[torch.dtype]:

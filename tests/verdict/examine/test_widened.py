@@ -56,6 +56,17 @@ def test_a_cast_is_a_copy_as_it_may_be_in_the_step(cast):
     assert copied.tolist() == [1, 1, 1]
 
 
+def test_numbers_that_are_made_of_no_real_numbers_are_in_float64():
+    pixels = torch.tensor([0, 51, 255], dtype=torch.uint8)
+    with Widened(torch.float64):
+        made = [pixels / 255.0, pixels * 0.5, torch.sqrt(pixels), torch.zeros(3), torch.rand(3)]
+        kept = torch.ones(3).float() * torch.ones(3)
+    assert {t.dtype for t in (*made, kept)} == {torch.float64}
+    assert made[0].tolist() == pytest.approx([0, 0.2, 1])
+    with Widened(torch.float32):
+        assert (pixels / 255.0).dtype is torch.float32
+
+
 class Experts(nn.Module):
     """Two experts, each with half of the rows. The network computes in fp32 between its layers, as Inkling2 does."""
 

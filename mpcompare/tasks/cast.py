@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from mpcompare.tasks.batch import returns_trees
 from mpcompare.tasks.frozen import widen
@@ -129,8 +129,12 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> ProductsIn:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Casts a tensor, or the tensors of a nest, which takes ten times as long to go over."""
-    return in_dtype(value, dtype) if isinstance(value, Tensor) else tree_map(lambda leaf: in_dtype(leaf, dtype), value)
+    """Casts a tensor, or the tensors of a nest, which takes ten times as long to go over. A nest without others is
+    handed on itself: a layer may write into a list or a dict."""
+    if isinstance(value, Tensor):
+        return in_dtype(value, dtype)
+    others = (isinstance(leaf, Tensor) and in_dtype(leaf, dtype) is not leaf for leaf in tree_leaves(value))
+    return tree_map(lambda leaf: in_dtype(leaf, dtype), value) if any(others) else value
 
 
 def cast_wholly(model: nn.Module, dtype: torch.dtype) -> None:

@@ -72,6 +72,22 @@ def test_inputs_in_nests_and_by_name_are_cast_as_others_are(layer, call):
     assert all(p.grad.dtype is p.dtype for p in layer.parameters())
 
 
+class NormThatNotes(nn.LayerNorm):
+    def forward(self, x, scales, kept):
+        scales.append(x.std())
+        kept["mean"] = x.mean()
+        return super().forward(x)
+
+
+def test_a_layer_writes_into_the_list_and_the_dict_that_it_is_given():
+    norm, scales, kept = NormThatNotes(8), [], {"count": torch.ones(1)}
+    cast_module(norm, torch.bfloat16)
+    for _ in range(2):
+        norm(torch.rand(2, 8, dtype=torch.bfloat16), scales, kept=kept)
+    assert len(scales) == 2
+    assert set(kept) == {"count", "mean"}
+
+
 def test_an_error_in_a_cast_module_leaves_no_mode_behind():
     model = Buffered(nn.GRU)
     cast_module(model, torch.bfloat16)

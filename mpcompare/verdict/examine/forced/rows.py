@@ -134,7 +134,7 @@ def is_rounded(one: Tensor, other: Tensor, storage: torch.dtype) -> bool:
     """Returns whether a tensor equals the ``other`` one, whose real numbers may be rounded to a format."""
     if one.shape != other.shape:
         return False
-    if not is_real(other):
+    if not (is_real(other) or other.is_complex()):
         return bool((one == other).all())
     limits = torch.finfo(storage)
     u, least = limits.eps / 2, limits.smallest_normal * limits.eps / 2

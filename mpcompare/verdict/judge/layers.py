@@ -72,7 +72,6 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
         because = f"no gradient passes back from the output of {run.detached[0]} {where}"
         missing, layer = len(run.detached), run.detached[0]
         yield Check(f"gradients pass {where}", missing, 0, "gradient missing", because, layer=layer)
-    yield from _whole_numbers(case, run, reference, where)
     yield from _coarse_choices(run, reference, where)
     others = reference.places if reference else {}
     limits = {at: place_limit(case.run, place, others.get(at)) for at, place in run.places.items()}
@@ -93,6 +92,7 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
     if where == WHERE["first"]:
         step, said = _as_driven(case, step), where
     yield from gradient_checks(case, said, step, run.rounding, cause, first_is_right)
+    yield from _whole_numbers(case, run, reference, where)  # a layer that is wrong tells more than its count does
 
 
 def _as_driven(case: Case, step: Pass) -> Pass:

@@ -28,7 +28,7 @@ from mpcompare.watching.looking import Look
 from mpcompare.watching.network_then import as_it_was, without_autocast
 from mpcompare.watching.playing import NotInFloat64Error
 from mpcompare.watching.replaying import recorded_sum
-from mpcompare.watching.rules import COARSE, Rule, is_by_name, rules_of, update_of
+from mpcompare.watching.rules import COARSE, Rule, is_by_name, is_torchs, rules_of, update_of
 from mpcompare.watching.steps import Sum, Taken
 
 
@@ -173,7 +173,7 @@ def _is_another(optimizer: torch.optim.Optimizer, wrong: Wrong, compute: torch.d
     step, _, _, names = wrong
     if not is_by_name(optimizer, step.settings[names[0]]):
         return True
-    return not type(optimizer).__module__.startswith("torch.optim") and _made_by([wrong], compute) == {EPS_BEFORE}
+    return not is_torchs(optimizer) and _made_by([wrong], compute) == {EPS_BEFORE}
 
 
 def _groups(step: Taken) -> list[list[str]]:

@@ -53,11 +53,10 @@ def rules_of(
         own: the optimizer as it was when the look began; None: as it is.
     """
     name, found = type(optimizer).__name__, []
-    torchs = type(optimizer).__module__.startswith("torch.optim")
     odd = any(settings.get(key) for key in ("amsgrad", "maximize", "dampening"))
     exact = OF_TORCH.get(type(optimizer))
     kinds: list[Any] = [AdamW if settings.get("decoupled_weight_decay") else exact] if exact else []
-    if not exact and not torchs:
+    if not exact and not is_torchs(optimizer):
         adams = [AdamW, Adam] if settings.get("weight_decay") else [AdamW]
         kinds = adams if "betas" in settings and "eps" in settings else [Sgd]
     for kind in kinds if not odd else []:
@@ -97,6 +96,11 @@ def is_by_name(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) ->
         return True
     others = [key for key, value in settings.items() if value is True and key not in KNOWN]
     return bool(BY_NAME.fullmatch(type(optimizer).__name__)) and not others
+
+
+def is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether the class of an optimizer is one of torch's."""
+    return type(optimizer).__module__.startswith("torch.optim")
 
 
 def is_adamw(optimizer: torch.optim.Optimizer) -> bool:

@@ -1,4 +1,4 @@
-"""What every optimizer must do, whatever its rule is: go downhill, and move what has a gradient.
+"""The duties of every optimizer, whatever its rule is: to go downhill, and to move what has a gradient.
 
 Each is said only where no right optimizer is known to do so. An optimizer that has more than its groups, its state and
 plain values, such as masters of its own or another optimizer, is not accused.
@@ -20,6 +20,7 @@ from mpcompare.watching.examining import Updates
 from mpcompare.watching.handing_on import decay_of
 from mpcompare.watching.judged import Defect
 from mpcompare.watching.looking import Look
+from mpcompare.watching.rules import is_torchs
 from mpcompare.watching.steps import Taken
 
 # Words in the names of optimizers and of their settings that may mean uphill, and those that may leave weights at 0.
@@ -40,7 +41,7 @@ def of_sense(look: Look, name: str, update: Updates) -> Iterator[Defect]:
         return
     settings = {**vars(optimizer), **taken[0].settings[next(iter(taken[0].settings))]}
     words = [name, type(optimizer).__name__, *settings]
-    if not _is_torchs(optimizer):
+    if not is_torchs(optimizer):
         is_on = [word for word in words if settings.get(word, True) not in (None, False)]
         if not any(map(UPWARDS.search, is_on)):
             yield from _uphill(taken)
@@ -54,15 +55,11 @@ def _grown(optimizer: torch.optim.Optimizer, taken: Sequence[Taken]) -> Iterator
     """Yields a decay that the loop subtracts from the gradients of one of torch's optimizers, which go downhill."""
     decays = [decay_of(step) for step in taken]
     settings = [shared for step in taken for shared in step.settings.values()]
-    if any(s.get("maximize") or (s.get("lr") or 0) < 0 for s in settings) or not _is_torchs(optimizer):
+    if any(s.get("maximize") or (s.get("lr") or 0) < 0 for s in settings) or not is_torchs(optimizer):
         return
     if all(c is not None and c < 0 for c in decays):
         because = f"the loop adds {decays[0]:.4g} times the weights to the gradients: such a decay lets weights grow"
         yield Defect("weight decay", "", because)
-
-
-def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer).__module__.startswith("torch.optim")
 
 
 def _rate(step: Taken, name: str) -> float:

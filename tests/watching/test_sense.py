@@ -1,4 +1,4 @@
-"""What every optimizer must do, whatever its rule is."""
+"""The duties of every optimizer, whatever its rule is."""
 
 import pytest
 import torch

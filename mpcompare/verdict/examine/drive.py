@@ -162,8 +162,7 @@ class Driver:
         part = taken.in_part(numerics.SPREAD)
         found.updates.append(errors := self.rule.errors(part))
         self.updates.append(part.in_part())
-        is_left = any(e.lost > e.lost_in_fp32 for e in errors.values())
-        if errors and not found.steps[-1].moved and not is_left:
+        if errors and not (found.steps[-1].moved or any(e.lost > e.lost_in_fp32 for e in errors.values())):
             found.steps[-1] = replace(found.steps[-1], at_rest=True)
         if taken.grads and task.clip_norm is not None:
             shown = None if taken.in_one_piece else taken.grads
